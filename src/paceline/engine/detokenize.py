@@ -1,0 +1,160 @@
+"""From tokens to text, piece by piece: never half a character, never any part of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenText(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, empty for control tokens."""
+        ...
+
+
+class Utf8Decoder:
+    """Bytes in, whole characters out; bytes that are no UTF-8 become U+FFFD, as in ``bytes.decode(errors="replace")``.
+
+    ``missing`` continuation bytes at the very start are dropped: they complete a character that began before.
+    """
+
+    def __init__(self, missing: int = 0) -> None:
+        self._decoder = _Utf8Decoder("replace")
+        self._pending = False
+        self._missing = missing
+
+    def feed(self, piece: bytes) -> str:
+        """The characters that are complete now."""
+        if self._missing and piece:
+            while self._missing and piece and 0x80 <= piece[0] < 0xC0:
+                piece = piece[1:]
+                self._missing -= 1
+            if piece:
+                self._missing = 0
+        if not self._pending and piece.isascii():
+            return piece.decode("ascii")
+        text = self._decoder.decode(piece)
+        self._pending = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that never became complete."""
+        self._pending = False
+        return self._decoder.decode(b"", final=True)
+
+
+class StopMatcher:
+    """Cuts text at the first stop string and holds back what may become one.
+
+    The string that is complete first wins; of those complete at the same character, the longest. ``stopped`` tells that
+    one was found: what comes after is dropped.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        assert all(stop)
+        self._stop = tuple(stop)
+        self._longest = max(map(len, stop), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that can be shown now."""
+        if self.stopped:
+            return ""
+        if not self._stop:
+            return text
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        hold = self._possible_start(text)
+        self._held = text[len(text) - hold :]
+        return text[: len(text) - hold]
+
+    def flush(self) -> str:
+        """The held text, when no more will come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """Length of the longest end of ``text`` with which a stop string begins."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            tail = text[len(text) - length :]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return length
+        return 0
+
+
+def missing_bytes(tail: bytes) -> int:
+    """Continuation bytes that the last character of ``tail`` lacks, 0 when it is whole or no character."""
+    for back in range(1, min(3, len(tail)) + 1):
+        byte = tail[-back]
+        if byte < 0x80:
+            return 0
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4 if byte < 0xF8 else 0
+            return max(0, length - back)
+    return 0
+
+
+class Detokenizer:
+    """The text of one answer.
+
+    A prompt that ends inside a character leaves its last bytes to the answer; they complete the prompt's character and
+    are no text of the answer. What ``take`` returns, joined, is ``text``.
+    """
+
+    def __init__(self, tokenizer: TokenText, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        tail = b""
+        for token in reversed(prompt[-3:]):
+            tail = self._token_bytes(token) + tail
+        self._decoder = Utf8Decoder(missing_bytes(tail[-3:]))
+        self._matcher = StopMatcher(stop) if stop else None
+        self._pieces: list[str] = []
+        self._num_taken = 0
+
+    @property
+    def text(self) -> str:
+        """All text that was released so far."""
+        return "".join(self._pieces)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._matcher is not None and self._matcher.stopped
+
+    def feed(self, token: int, *, may_stop: bool = True) -> None:
+        """Releases the text that a token completes; with ``may_stop`` False no stop string begins or ends in it."""
+        text = self._decoder.feed(self._token_bytes(token))
+        if self._matcher is not None and may_stop:
+            text = self._matcher.feed(text)
+        if text:
+            self._pieces.append(text)
+
+    def finish(self) -> None:
+        """Releases the rest of the text, when no more tokens will come."""
+        text = self._decoder.flush()
+        if self._matcher is not None:
+            text = self._matcher.feed(text) + self._matcher.flush()
+        if text:
+            self._pieces.append(text)
+
+    def take(self) -> str:
+        """The text released since the last call."""
+        pieces = self._pieces[self._num_taken :]
+        self._num_taken = len(self._pieces)
+        return "".join(pieces)

@@ -1,0 +1,284 @@
+"""The step loop: plan, run, commit."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.config import EngineConfig
+from paceline.engine.detokenize import TokenText
+from paceline.engine.outputs import Completion, Delta, FinishReason, TokenLogprob, TopLogprob
+from paceline.engine.plan import PlanBuilder
+from paceline.engine.request import Request, mix_seed
+from paceline.engine.scheduler import Schedule, Scheduler
+from paceline.engine.stats import EngineStats
+from paceline.errors import ContextLengthError, KVCapacityError, ParameterError
+from paceline.executors.base import Executor, StepResult
+from paceline.kv.manager import KVManager
+from paceline.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step did for a request that somebody waits for: a piece of its stream, or its end, or both."""
+
+    request: Request
+    delta: Delta | None
+    completion: Completion | None
+
+
+class Engine:
+    """Serves requests over one executor, a step at a time.
+
+    Not thread-safe, but for ``make_request``, which reads only what never changes. A request's tokens and
+    log-probabilities depend on its prompt, its parameters and its seed alone. A request without a seed gets one from
+    ``config.seed`` and the number of requests made before it, so a program that makes the same requests in the same
+    order gets the same answers each time it runs.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: TokenText,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.executor = executor
+        self.config = config
+        self.context_length = min(config.context_length or executor.model.context_length, executor.model.context_length)
+        self._tokenizer = tokenizer
+        self._clock = clock
+        max_batch = min(config.max_batch, executor.max_rows, executor.max_outputs)
+        kv = KVManager(executor.num_pages, max_batch, self.context_length)
+        self.scheduler = Scheduler(
+            kv,
+            max_batch=max_batch,
+            token_budget=min(config.token_budget, executor.max_rows),
+            max_outputs=executor.max_outputs,
+        )
+        self._builder = PlanBuilder(kv.table, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
+        self._ids = itertools.count()
+        self._steps = self._rows = self._output_tokens = self._finished = self._failed = 0
+        self._python_s = self._executor_s = 0.0
+        self._python_since_s: float | None = None  # None while there is no work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def make_request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        choice: int = 0,
+        streaming: bool = False,
+        seed: int | None = None,
+    ) -> Request:
+        """A request for one answer to ``prompt``, not yet queued.
+
+        ``seed`` overrides that of ``params`` (choices of one prompt share it); the draws also depend on ``choice``.
+        Raises ``ParameterError`` for ids outside the vocabulary or an empty prompt, ``ContextLengthError`` and
+        ``KVCapacityError`` for a prompt that can never run.
+        """
+        tokens = [operator.index(token) for token in prompt]
+        vocab_size = self.executor.model.vocab_size
+        if not tokens:
+            raise ParameterError("prompt", list(prompt), "at least one token")
+        if min(tokens) < 0 or max(tokens) >= vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+            raise ParameterError("prompt", wrong, f"token ids of this model are between 0 and {vocab_size - 1}")
+        params.validate_for(vocab_size)
+        if len(tokens) >= self.context_length:
+            raise ContextLengthError(len(tokens), self.context_length)
+        if len(tokens) > self.scheduler.kv.num_pool_tokens:
+            raise KVCapacityError(len(tokens), self.scheduler.kv.num_pool_tokens)
+        request_id = next(self._ids)
+        if seed is None:
+            seed = params.seed if params.seed is not None else mix_seed(self.config.seed, request_id)
+        return Request(
+            request_id,
+            tokens,
+            params,
+            seed=seed,
+            context_length=self.context_length,
+            tokenizer=self._tokenizer,
+            choice=choice,
+            streaming=streaming,
+            submitted_s=self._clock(),
+        )
+
+    def add(self, request: Request) -> None:
+        """Queues a request."""
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> Update | None:
+        """Ends a request now and frees its pages; None when it had ended already."""
+        if request.finish_reason is not None:
+            return None
+        self.scheduler.remove(request)
+        return self._end(request, "abort")
+
+    def step(self) -> list[Update]:
+        """Plans, runs and commits one step; the updates are those of streaming requests and of requests that ended."""
+        since = self._python_since_s if self._python_since_s is not None else self._clock()
+        schedule = self.scheduler.plan()
+        updates = [self._end(request, "error") for request in schedule.failed]
+        for request in schedule.admitted:
+            self._builder.admit(request)
+            if request.started_s is None:
+                request.started_s = since
+        end = since
+        if schedule.requests:
+            plan = self._builder.build(schedule.requests)
+            start = self._clock()
+            self._python_s += start - since
+            try:
+                result = self.executor.run(plan)
+            except Exception as error:  # whatever it is, it ends this step's requests and not the engine
+                for request in schedule.requests:
+                    updates.append(self._fail(request, error))
+                result = None
+            end = self._clock()
+            self._executor_s += end - start
+            self._steps += 1
+            self._rows += len(plan.tokens)
+            if result is not None:
+                self._commit(schedule, result, end, updates)
+        else:
+            assert schedule.failed or not self.has_work, "the scheduler is stuck"
+        if self.has_work:
+            self._python_since_s = end
+        else:
+            self._python_s += self._clock() - end
+            self._python_since_s = None
+        return updates
+
+    def _commit(self, schedule: Schedule, result: StepResult, now_s: float, updates: list[Update]) -> None:
+        """Takes the step's tokens over into the requests."""
+        tokens: list[int] = result.sampled.tokens.tolist()
+        output = 0
+        for request in schedule.requests:
+            first = output
+            output += request.num_outputs
+            request.num_computed += request.num_scheduled
+            if request.num_outputs == 0:
+                continue
+            try:
+                reason = self._take(request, tokens, result, first, output, now_s)
+            except Exception as error:  # a tokenizer that fails on one token must not stop the other requests
+                updates.append(self._fail(request, error))
+                continue
+            if reason is not None:
+                self.scheduler.remove(request)
+                updates.append(self._end(request, reason))
+            elif request.streaming and (text := request.detokenizer.take()):
+                updates.append(Update(request, self._delta(request, text), None))
+
+    def _take(
+        self, request: Request, tokens: list[int], result: StepResult, first: int, end: int, now_s: float
+    ) -> FinishReason | None:
+        """Adds outputs first..end-1 of the step to a request; returns why it ended, None when it goes on."""
+        params = request.params
+        if request.num_computed < len(request.tokens):  # only log-probabilities of the prompt
+            self._add_prompt_logprobs(request, result, first, end)
+            return None
+        if end - first > 1:
+            self._add_prompt_logprobs(request, result, first, end - 1)
+        token = tokens[end - 1]
+        request.tokens.append(token)
+        self._output_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        request.last_token_s = now_s
+        if request.logprobs is not None:
+            request.logprobs.append(self._logprob(result, end - 1, params.logprobs or 0))
+        num_output = len(request.tokens) - request.num_prompt
+        if request.counts is not None:
+            request.counts.add(token)
+        if request.banned is not None and num_output >= params.min_tokens:
+            request.banned = None
+        if token in request.stop_ids:
+            return "stop"
+        request.detokenizer.feed(token, may_stop=num_output > params.min_tokens)
+        if request.detokenizer.stopped:
+            return "stop"
+        return "length" if len(request.tokens) == request.max_tokens else None
+
+    def _add_prompt_logprobs(self, request: Request, result: StepResult, first: int, end: int) -> None:
+        assert request.prompt_logprobs is not None
+        for output in range(first, end):
+            assert int(result.sampled.tokens[output]) == request.tokens[len(request.prompt_logprobs)]
+            request.prompt_logprobs.append(self._logprob(result, output, request.params.prompt_logprobs or 0))
+
+    def _logprob(self, result: StepResult, output: int, num_top: int) -> TokenLogprob:
+        sampled = result.sampled
+        token_bytes = self._tokenizer.token_bytes
+        top = tuple(
+            TopLogprob(token, logprob, token_bytes(token))
+            for token, logprob in zip(
+                sampled.top_tokens[output, :num_top].tolist(),
+                sampled.top_logprobs[output, :num_top].tolist(),
+                strict=True,
+            )
+            if token >= 0
+        )
+        token = int(sampled.tokens[output])
+        return TokenLogprob(token, float(np.float32(sampled.logprobs[output])), token_bytes(token), top)
+
+    def _delta(self, request: Request, text: str, completion: Completion | None = None) -> Delta:
+        """A piece of stream: ``text`` and the tokens since the piece before."""
+        first, request.num_streamed = request.num_streamed, len(request.tokens)
+        return Delta(
+            text,
+            request.tokens[first:],
+            request.finish_reason,
+            request.choice,
+            completion,
+            None if request.logprobs is None else request.logprobs[first - request.num_prompt :],
+        )
+
+    def _end(self, request: Request, reason: FinishReason) -> Update:
+        """The last update of a request that the scheduler has forgotten."""
+        request.detokenizer.finish()
+        if reason == "length" and request.detokenizer.stopped:  # the last, incomplete character completed a stop string
+            reason = "stop"
+        request.finish_reason = reason
+        self._failed += reason == "error"
+        self._finished += reason != "error"
+        completion = request.completion()
+        delta = self._delta(request, request.detokenizer.take(), completion) if request.streaming else None
+        return Update(request, delta, completion)
+
+    def _fail(self, request: Request, error: Exception) -> Update:
+        """Ends a running request by an error."""
+        request.error = error
+        self.scheduler.remove(request)
+        return self._end(request, "error")
+
+    def stats(self) -> EngineStats:
+        """Totals and state. May be called from another thread; the numbers are then of about the same moment."""
+        scheduler, pool = self.scheduler, self.scheduler.kv.pool
+        return EngineStats(
+            steps=self._steps,
+            rows=self._rows,
+            output_tokens=self._output_tokens,
+            requests_finished=self._finished,
+            requests_failed=self._failed,
+            preemptions=scheduler.preemptions,
+            wasted_tokens=scheduler.wasted_tokens,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            pages_used=pool.num_pages - pool.num_free,
+            pages_touched=pool.num_touched,
+            pages_total=pool.num_pages,
+            python_s=self._python_s,
+            executor_s=self._executor_s,
+        )

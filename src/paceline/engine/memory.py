@@ -1,0 +1,35 @@
+"""What weights and workspace will take, from the checkpoint alone: the KV pool is sized before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.config import EngineConfig, ModelConfig, WeightFormat
+from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS
+from paceline.weights.raw import Checkpoint, RawTensor
+
+_HEAD_TENSORS = ("token_embd.weight", "output.weight")
+
+
+def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Bytes of all weights in the formats that ``config`` chooses; vectors are held in f32."""
+    head = config.head_bits or config.weights
+    return sum(
+        _tensor_bytes(checkpoint.tensor(name), head if name in _HEAD_TENSORS else config.weights)
+        for name in checkpoint.names()
+    )
+
+
+def _tensor_bytes(tensor: RawTensor, weights: WeightFormat) -> int:
+    if len(tensor.shape) != 2:
+        return 4 * math.prod(tensor.shape)
+    layout = NATIVE_FORMATS.get(tensor.kind) if weights == "native" else CHOSEN_FORMATS[weights]
+    if layout is None:  # the loader will say what is wrong with this kind
+        return tensor.data.nbytes
+    return layout.matrix_bytes(*tensor.shape)
+
+
+def workspace_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """Bytes of one step's activations, rounded up: all rows in f32 and int8, and logits of ``max_batch`` outputs."""
+    row = 4 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
+    return 5 * row * config.token_budget + 4 * model.vocab_size * config.max_batch

@@ -1,0 +1,168 @@
+"""From a schedule to the arrays of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import PAGE_TOKENS
+from paceline.engine.request import Request
+from paceline.executors.base import StepPlan
+from paceline.sampling.rows import SAMPLE_ROW, SampleRows, greedy_rows
+
+_NO_IDS = np.zeros(0, np.int32)
+_NO_VALUES = np.zeros(0, np.float32)
+_NO_COPIES = np.zeros((0, 2), np.int32)
+
+
+class PlanBuilder:
+    """Builds ``StepPlan``s in arrays that it keeps: a plan is valid until the next one is built.
+
+    Each running request's sampling record lies ready in ``_records`` at its slot (``admit``); a step gathers records
+    and sets positions.
+    """
+
+    def __init__(self, page_table: NDArray[np.int32], *, max_rows: int, max_outputs: int) -> None:
+        max_batch = len(page_table)
+        self._page_table = page_table
+        self._tokens = np.zeros(max_rows, np.int32)
+        self._positions = np.zeros(max_rows, np.int32)
+        self._row_starts = np.zeros(max_batch + 1, np.int32)
+        self._logit_rows = np.zeros(max_outputs, np.int32)
+        self._count = np.arange(max(max_rows, max_outputs) + 1, dtype=np.int32)
+        self._records = np.zeros(max_batch, SAMPLE_ROW)
+        self._forced_record = greedy_rows(1).rows
+        self._rows = np.zeros(max_outputs, SAMPLE_ROW)
+        self._row_positions = self._rows[
+            "position"
+        ]  # views: indexing a structured array by name costs more than a small copy
+
+    def admit(self, request: Request) -> None:
+        """Takes the record of a request that has just got its slot."""
+        self._records[request.slot] = request.record[0]
+
+    def build(self, requests: Sequence[Request]) -> StepPlan:
+        """The plan that computes ``num_scheduled`` rows of each request, in that order."""
+        slots = [request.slot or 0 for request in requests]  # never None here; mypy cannot know
+        plain = all(request.counts is None and request.bias is None and request.banned is None for request in requests)
+        num_rows = sum([request.num_scheduled for request in requests])
+        if num_rows == len(requests) and all(request.num_outputs == 1 for request in requests):
+            samples = self._build_decodes(requests, slots, plain)
+            row_starts = logit_rows = self._count
+            num_outputs = num_rows
+            last = int(self._positions[:num_rows].max()) if num_rows > 1 else requests[0].num_computed
+        else:
+            num_outputs, last = self._build_chunks(requests)
+            samples = self._samples(requests, num_outputs, plain)
+            row_starts, logit_rows = self._row_starts, self._logit_rows
+        num_pages = last // PAGE_TOKENS + 1
+        if len(slots) == 1:
+            table = self._page_table[slots[0] : slots[0] + 1, :num_pages]
+        else:
+            table = self._page_table[slots, :num_pages]
+        return StepPlan(
+            self._tokens[:num_rows],
+            self._positions[:num_rows],
+            row_starts[: len(slots) + 1],
+            table,
+            logit_rows[:num_outputs],
+            samples,
+            _NO_COPIES,
+        )
+
+    def _build_decodes(self, requests: Sequence[Request], slots: list[int], plain: bool) -> SampleRows:
+        """The common step: one row and one token of every request."""
+        count = len(requests)
+        if count == 1:
+            request = requests[0]
+            position = request.num_computed
+            self._tokens[0] = request.tokens[position]
+            self._positions[0] = position
+            self._rows[0] = self._records[request.slot]
+            self._row_positions[0] = position + 1
+        else:
+            self._tokens[:count] = [request.tokens[request.num_computed] for request in requests]
+            self._positions[:count] = [request.num_computed for request in requests]
+            self._rows[:count] = self._records[slots]
+            np.add(self._positions[:count], 1, out=self._row_positions[:count], casting="unsafe")
+        for at, request in enumerate(
+            requests
+        ):  # a chunk may be one row inside a prompt whose log-probabilities are wanted
+            if request.prompt_logprobs is not None and len(request.prompt_logprobs) < request.num_prompt:
+                self._force(at, request, len(request.prompt_logprobs))
+        return self._samples(requests, count, plain)
+
+    def _build_chunks(self, requests: Sequence[Request]) -> tuple[int, int]:
+        """Steps that prefill; returns the number of outputs and the last position."""
+        row = output = last = 0
+        for sequence, request in enumerate(requests):
+            start, count = request.num_computed, request.num_scheduled
+            end = start + count
+            self._tokens[row : row + count] = request.tokens[start:end]
+            self._positions[row : row + count] = range(start, end) if count < 8 else np.arange(start, end)
+            self._row_starts[sequence] = row
+            for position in range(end - request.num_outputs, end):
+                self._logit_rows[output] = row + position - start
+                if position + 1 < len(request.tokens):
+                    self._force(output, request, position + 1)
+                else:
+                    self._rows[output] = self._records[request.slot]
+                    self._row_positions[output] = position + 1
+                output += 1
+            row += count
+            last = max(last, end - 1)
+        self._row_starts[len(requests)] = row
+        return output, last
+
+    def _force(self, output: int, request: Request, position: int) -> None:
+        """An output that reports the log-probability of the prompt's token at ``position``."""
+        rows: Any = self._rows
+        rows[output] = self._forced_record[0]
+        rows[output]["forced"] = request.tokens[position]
+        rows[output]["position"] = position
+        rows[output]["num_logprobs"] = request.params.prompt_logprobs
+
+    def _samples(self, requests: Sequence[Request], num_outputs: int, plain: bool) -> SampleRows:
+        """Records and lists of the step's outputs; each request's own token is its last output."""
+        rows = self._rows[:num_outputs]
+        if plain:
+            return SampleRows(rows, _NO_IDS, _NO_IDS, _NO_IDS, _NO_VALUES, _NO_IDS)
+        count_tokens, count_values, bias_tokens, bias_values, banned = (
+            [_NO_IDS],
+            [_NO_IDS],
+            [_NO_IDS],
+            [_NO_VALUES],
+            [_NO_IDS],
+        )
+        counts_at = bias_at = banned_at = 0
+        output = -1
+        for request in requests:
+            output += request.num_outputs
+            if request.num_outputs == 0 or request.num_computed + request.num_scheduled < len(request.tokens):
+                continue
+            row: Any = rows[output]
+            if request.counts is not None:
+                row["counts_start"], row["counts_len"] = counts_at, len(request.counts.tokens)
+                counts_at += len(request.counts.tokens)
+                count_tokens.append(request.counts.tokens)
+                count_values.append(request.counts.values)
+            if request.bias is not None:
+                row["bias_start"], row["bias_len"] = bias_at, len(request.bias[0])
+                bias_at += len(request.bias[0])
+                bias_tokens.append(request.bias[0])
+                bias_values.append(request.bias[1])
+            if request.banned is not None:
+                row["banned_start"], row["banned_len"] = banned_at, len(request.banned)
+                banned_at += len(request.banned)
+                banned.append(request.banned)
+        return SampleRows(
+            rows,
+            np.concatenate(count_tokens),
+            np.concatenate(count_values),
+            np.concatenate(bias_tokens),
+            np.concatenate(bias_values),
+            np.concatenate(banned),
+        )

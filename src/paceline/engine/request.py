@@ -1,0 +1,216 @@
+"""One request: its tokens, how far they are computed, and how its next token is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.detokenize import Detokenizer, TokenText
+from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogprob
+from paceline.params import SamplingParams
+from paceline.sampling.rows import SAMPLE_ROW
+
+_MASK64 = 2**64 - 1
+
+
+def mix_seed(seed: int, index: int) -> int:
+    """A 64-bit seed for number ``index`` under ``seed``: output index+1 of SplitMix64 (Steele et al. 2014)."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of a choice: ``seed`` itself for the first, so that n = 1 gives the first answer of n = 4."""
+    return seed if choice == 0 else mix_seed(seed, choice)
+
+
+class TokenCounts:
+    """Distinct tokens of a request and how often each is in its output: what the penalties need. Grows in place."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._index = {token: at for at, token in enumerate(dict.fromkeys(prompt))}
+        self._tokens = np.zeros(max(64, 2 * len(self._index)), np.int32)
+        self._tokens[: len(self._index)] = list(self._index)
+        self._values = np.zeros_like(self._tokens)
+
+    def add(self, token: int) -> None:
+        """Counts one token of the output."""
+        at = self._index.get(token)
+        if at is None:
+            at = self._index[token] = len(self._index)
+            if at == len(self._tokens):
+                self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+                self._values = np.concatenate([self._values, np.zeros_like(self._values)])
+            self._tokens[at] = token
+        self._values[at] += 1
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The distinct tokens, in order of appearance."""
+        return self._tokens[: len(self._index)]
+
+    @property
+    def values(self) -> NDArray[np.int32]:
+        """How often each is in the output."""
+        return self._values[: len(self._index)]
+
+
+def sample_record(params: SamplingParams, seed: int) -> NDArray[np.void]:
+    """One ``SAMPLE_ROW`` [1] for tokens drawn under ``params``; position and list places are left to the step."""
+    record = np.zeros(1, SAMPLE_ROW)
+    record["seed"] = seed
+    record["temperature"] = params.temperature
+    record["top_p"] = params.top_p
+    record["min_p"] = params.min_p
+    record["repetition_penalty"] = params.repetition_penalty
+    record["presence_penalty"] = params.presence_penalty
+    record["frequency_penalty"] = params.frequency_penalty
+    record["top_k"] = params.top_k
+    record["num_logprobs"] = -1 if params.logprobs is None else params.logprobs
+    record["forced"] = -1
+    return record
+
+
+class Request:
+    """State of one request. Made by ``Engine.make_request``; changed by scheduler and engine only.
+
+    tokens         prompt and output; the model has computed the first ``num_computed``, and each step closes the gap
+    max_tokens     prompt and output at most
+    slot           of its page table, None while it waits
+    num_scheduled  rows of the step under way;  num_outputs  of them whose logits are wanted
+    """
+
+    __slots__ = (
+        "banned",
+        "bias",
+        "choice",
+        "counts",
+        "detokenizer",
+        "error",
+        "finish_reason",
+        "first_token_s",
+        "last_token_s",
+        "logprobs",
+        "max_tokens",
+        "num_computed",
+        "num_outputs",
+        "num_prompt",
+        "num_scheduled",
+        "num_streamed",
+        "params",
+        "prompt_logprobs",
+        "record",
+        "request_id",
+        "slot",
+        "started_s",
+        "stop_ids",
+        "streaming",
+        "submitted_s",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        context_length: int,
+        tokenizer: TokenText,
+        choice: int = 0,
+        streaming: bool = False,
+        submitted_s: float = 0.0,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.choice = choice
+        self.streaming = streaming
+        self.tokens = list(prompt)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.max_tokens = context_length
+        if params.max_tokens is not None:
+            self.max_tokens = min(context_length, self.num_prompt + params.max_tokens)
+        self.slot: int | None = None
+        self.num_scheduled = 0
+        self.num_outputs = 0
+        self.num_streamed = self.num_prompt
+        self.stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.stop_ids |= frozenset(tokenizer.eos_token_ids)
+        self.detokenizer = Detokenizer(tokenizer, self.tokens, params.stop)
+        self.record = sample_record(params, choice_seed(seed, choice))
+        self.counts: TokenCounts | None = None
+        if params.repetition_penalty != 1.0:
+            self.counts = TokenCounts(self.tokens)
+        elif params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+            self.counts = TokenCounts(())  # these two look at the output only
+        self.bias: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias.items(), strict=True)
+            self.bias = (np.array(ids, np.int32), np.array(values, np.float32))
+        self.banned: NDArray[np.int32] | None = None
+        if params.min_tokens > 0 and self.stop_ids:
+            self.banned = np.array(sorted(self.stop_ids), np.int32)
+        self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.submitted_s = submitted_s
+        self.started_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+
+    @property
+    def num_output(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token is drawn from its record alone, without lists of counts, biases or bans."""
+        return self.counts is None and self.bias is None and self.banned is None
+
+    @property
+    def next_output_row(self) -> int:
+        """Position of the first row whose logits are wanted; so are those of all rows that follow it."""
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt:
+            return len(self.prompt_logprobs) - 1
+        return len(self.tokens) - 1
+
+    def schedule(self, budget: int, outputs: int) -> int:
+        """Sets the rows and outputs of the next step within the given bounds; returns the rows."""
+        gap = len(self.tokens) - self.num_computed
+        first = self.next_output_row - self.num_computed
+        self.num_scheduled = min(gap, budget, first + outputs)
+        self.num_outputs = max(0, self.num_scheduled - first)
+        return self.num_scheduled
+
+    def completion(self) -> Completion:
+        """The answer of a finished request."""
+        assert self.finish_reason is not None
+        timing = Timing()
+        if self.started_s is not None and self.first_token_s is not None and self.last_token_s is not None:
+            timing = Timing.of(
+                submitted_s=self.submitted_s,
+                started_s=self.started_s,
+                first_token_s=self.first_token_s,
+                last_s=self.last_token_s,
+                prompt=self.num_prompt,
+                output=self.num_output,
+            )
+        return Completion(
+            text=self.detokenizer.text,
+            token_ids=self.tokens[self.num_prompt :],
+            finish_reason=self.finish_reason,
+            num_prompt_tokens=self.num_prompt,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            timing=timing,
+            error=self.error,
+        )

@@ -1,0 +1,112 @@
+"""The thread that owns an engine: requests go in from any thread, updates come out through sinks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from paceline.engine.engine import Engine, Update
+from paceline.engine.outputs import Delta
+from paceline.engine.request import Request
+from paceline.errors import PacelineError
+
+Sink = Callable[[Update], object]
+"""Called in the engine's thread with each update of a request: must be quick. One that raises aborts its request."""
+
+
+class EngineRunner:
+    """Runs an engine's steps in one thread, which starts with the first request and sleeps while there is no work.
+
+    Only that thread touches the engine, so no step is ever interrupted half way, whatever happens to the threads that
+    wait.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._sinks: dict[Request, Sink] = {}
+        self._lock = threading.Lock()  # guards the three below and the order of commands
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._broken: Exception | None = None
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Queues requests, all before the same step; ``sink`` gets each one's updates, the last with a completion."""
+        with self._lock:
+            if self._broken is not None:
+                raise PacelineError(f"the engine stopped: {self._broken!r}") from self._broken
+            if self._closed:
+                raise PacelineError("this LLM is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
+                self._thread.start()
+            self._commands.put(lambda: self._add(requests, sink))
+
+    def abort(self, requests: Sequence[Request]) -> None:
+        """Ends the requests that have not ended, before the next step; their sinks get a last update. Does not wait."""
+        with self._lock:
+            if self._thread is not None and not self._closed:
+                self._commands.put(lambda: self._abort(requests))
+
+    def close(self) -> None:
+        """Aborts what is left and ends the thread. May be called again."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._commands.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _add(self, requests: Sequence[Request], sink: Sink) -> None:
+        for request in requests:
+            self._sinks[request] = sink
+            self.engine.add(request)
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        if self._broken is not None:
+            return
+        for request in requests:
+            update = self.engine.abort(request)
+            if update is not None:
+                self._deliver(update)
+
+    def _deliver(self, update: Update) -> None:
+        request = update.request
+        sink = self._sinks[request] if update.completion is None else self._sinks.pop(request)
+        try:
+            sink(update)
+        except Exception:  # the one who waited is gone (a closed event loop): nobody wants the rest
+            self._sinks.pop(request, None)
+            if self._broken is None:
+                self.engine.abort(request)
+
+    def _loop(self) -> None:
+        engine, commands = self.engine, self._commands
+        try:
+            while True:
+                while not engine.has_work or not commands.empty():
+                    command = commands.get()
+                    if command is None:
+                        self._abort(list(self._sinks))
+                        return
+                    command()
+                for update in engine.step():
+                    self._deliver(update)
+        except Exception as error:  # a bug of ours: those who wait must hear of it instead of waiting for ever
+            with self._lock:
+                self._broken = error
+                while not commands.empty():
+                    pending = commands.get()
+                    if pending is not None:
+                        pending()
+            for request in list(self._sinks):
+                self._deliver(_broken_update(request, error))
+
+
+def _broken_update(request: Request, error: Exception) -> Update:
+    request.finish_reason = "error"
+    request.error = error
+    completion = request.completion()
+    delta = Delta("", [], "error", request.choice, completion) if request.streaming else None
+    return Update(request, delta, completion)

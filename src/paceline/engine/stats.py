@@ -1,0 +1,42 @@
+"""What an engine has done so far, and where its time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Totals since the engine was made, and its state now.
+
+    steps, rows                        passes through the model and token positions computed in them
+    output_tokens                      tokens drawn for requests
+    requests_finished, requests_failed ended well or aborted; ended by an error
+    preemptions, wasted_tokens         requests that gave their pages up, and positions that had been computed for them
+    num_running, num_waiting           requests with and without pages now
+    pages_used, pages_touched, pages_total
+                                       pages owned now, ever owned (so in memory), and in the pool
+    python_s, executor_s               time in Python (planning, committing, text) and in the executor while there was
+    work
+    """
+
+    steps: int
+    rows: int
+    output_tokens: int
+    requests_finished: int
+    requests_failed: int
+    preemptions: int
+    wasted_tokens: int
+    num_running: int
+    num_waiting: int
+    pages_used: int
+    pages_touched: int
+    pages_total: int
+    python_s: float
+    executor_s: float
+
+    @property
+    def python_share(self) -> float:
+        """Python's part of the time of all steps, 0..1."""
+        total = self.python_s + self.executor_s
+        return self.python_s / total if total > 0 else 0.0

@@ -1,0 +1,80 @@
+"""Waiting for requests: until all have ended, or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+
+from paceline.engine.engine import Update
+from paceline.engine.outputs import Completion, Delta
+from paceline.engine.request import Request
+from paceline.engine.runner import EngineRunner
+
+
+class Gathering:
+    """A sink that keeps completions and calls ``when_done``, in the engine's thread, after that of the last request."""
+
+    def __init__(self, requests: Sequence[Request], when_done: Callable[[], object]) -> None:
+        self._requests = requests
+        self._completions: dict[Request, Completion] = {}
+        self._when_done = when_done
+
+    def __call__(self, update: Update) -> None:
+        if update.completion is not None:
+            self._completions[update.request] = update.completion
+            if len(self._completions) == len(self._requests):
+                self._when_done()
+
+    def completions(self) -> list[Completion]:
+        """The completions, in the order of the requests."""
+        return [self._completions[request] for request in self._requests]
+
+
+class DeltaStream(Iterator[Delta]):
+    """The pieces of the answers to one prompt, as they come.
+
+    Closing it, leaving its ``with`` block, or dropping it aborts what still runs; so does an interrupt while waiting.
+    An error of a request is raised in place of its last piece.
+    """
+
+    def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
+        self._num_open = 0
+        self._runner = runner
+        self._requests = requests
+        self._updates: SimpleQueue[Update] = SimpleQueue()
+        runner.submit(requests, self._updates.put)  # the queue's method, not ours: a dropped stream must be collectable
+        self._num_open = len(requests)
+
+    def __next__(self) -> Delta:
+        if self._num_open == 0:
+            raise StopIteration
+        try:
+            update = self._updates.get()
+        except BaseException:  # KeyboardInterrupt
+            self.close()
+            raise
+        if update.completion is not None:
+            self._num_open -= 1
+            if update.completion.error is not None:
+                self.close()
+                raise update.completion.error
+        assert update.delta is not None
+        return update.delta
+
+    def close(self) -> None:
+        """Aborts what still runs. May be called again."""
+        if self._num_open:
+            self._num_open = 0
+            self._runner.abort(self._requests)
+
+    def __enter__(self) -> DeltaStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

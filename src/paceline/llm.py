@@ -1,0 +1,365 @@
+"""A language model to talk to: generate, stream, chat; thin over the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, overload
+
+from paceline.config import EngineConfig, ModelConfig
+from paceline.engine.detokenize import TokenText
+from paceline.engine.engine import Engine, Update
+from paceline.engine.memory import weight_bytes, workspace_bytes
+from paceline.engine.outputs import Completion, Delta
+from paceline.engine.request import Request, mix_seed
+from paceline.engine.runner import EngineRunner
+from paceline.engine.stats import EngineStats
+from paceline.engine.stream import DeltaStream, Gathering
+from paceline.errors import ParameterError, UnsupportedError
+from paceline.executors.base import Executor
+from paceline.kv.layout import KVLayout, MemoryPlan, plan_memory
+from paceline.machine import detect_machine
+from paceline.params import SamplingParams
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
+
+
+class PromptTokenizer(TokenText, Protocol):
+    """What an LLM needs of a tokenizer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Template(Protocol):
+    """What an LLM needs of a chat template."""
+
+    def render(self, messages: Messages, add_generation_prompt: bool = True) -> str: ...
+
+
+class LLM:
+    """A loaded model. May be used from several threads and from asyncio at once: all calls share the batch.
+
+    ``model`` is an alias, a .gguf file, a Hugging Face directory, or a hub id; fields of ``EngineConfig`` may be given
+    one by one. ``executor`` "reference" runs the plain definition of every operation: slow, for tests and debugging.
+
+    A prompt is text (special tokens are added) or a list of token ids (taken as they are). Impossible input raises
+    before anything runs. A request that fails while it runs raises when it was asked for alone; in a list it yields a
+    ``Completion`` whose ``finish_reason`` is "error", and the others go on. An interrupt aborts what was asked for, and
+    the LLM stays usable.
+    """
+
+    config: EngineConfig
+    model_config: ModelConfig
+    tokenizer: PromptTokenizer
+    load_s: float
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        config: EngineConfig | None = None,
+        executor: Literal["native", "reference"] = "native",
+        **config_fields: Any,
+    ) -> None:
+        start = time.perf_counter()
+        config = _with_fields(config or EngineConfig(), config_fields)
+        if executor not in ("native", "reference"):
+            raise ParameterError("executor", executor, "native or reference")
+        # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
+        from concurrent.futures import ThreadPoolExecutor
+
+        from paceline.text.chat import load_chat_template
+        from paceline.text.tokenizer import load_tokenizer
+        from paceline.weights.catalog import resolve_model
+        from paceline.weights.checkpoint import open_checkpoint
+
+        checkpoint = open_checkpoint(resolve_model(model))
+        machine = detect_machine(config.isa)
+        config = config.resolve(machine)
+        context_length = config.context_length or checkpoint.config.context_length
+        if context_length > checkpoint.config.context_length:
+            allowed = f"at most what the model was made for ({checkpoint.config.context_length})"
+            raise ParameterError("context_length", context_length, allowed)
+        memory = plan_memory(
+            KVLayout.of(checkpoint.config),
+            available_bytes=machine.available_bytes,
+            weight_bytes=weight_bytes(checkpoint, config),
+            workspace_bytes=workspace_bytes(checkpoint.config, config),
+            max_batch=config.max_batch,
+            context_length=context_length,
+            kv_memory_bytes=config.kv_memory_bytes,
+        )
+        config = dataclasses.replace(config, context_length=context_length, kv_memory_bytes=memory.kv_bytes)
+        with ThreadPoolExecutor(
+            1
+        ) as pool:  # weights and tokenizer load side by side: both leave the GIL most of the time
+            tokenizer = pool.submit(load_tokenizer, checkpoint)
+            loaded: Executor
+            if executor == "native":
+                from paceline.executors.native import NativeExecutor
+
+                loaded = NativeExecutor.load(checkpoint, config)
+            else:
+                from paceline.executors.reference import ReferenceExecutor
+
+                loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
+            self._assemble(loaded, tokenizer.result(), config, load_chat_template(checkpoint), memory)
+        self.load_s = time.perf_counter() - start
+
+    @classmethod
+    def from_parts(
+        cls,
+        executor: Executor,
+        tokenizer: PromptTokenizer,
+        *,
+        config: EngineConfig | None = None,
+        chat_template: Template | None = None,
+        memory: MemoryPlan | None = None,
+    ) -> LLM:
+        """An LLM over parts that exist already."""
+        llm = cls.__new__(cls)
+        machine = detect_machine(config.isa if config else None)
+        config = (config or EngineConfig()).resolve(machine)
+        config = dataclasses.replace(config, context_length=config.context_length or executor.model.context_length)
+        memory = memory or MemoryPlan(machine.available_bytes, 0, 0, KVLayout.of(executor.model), executor.num_pages)
+        llm._assemble(executor, tokenizer, config, chat_template, memory)
+        llm.load_s = 0.0
+        return llm
+
+    def _assemble(
+        self,
+        executor: Executor,
+        tokenizer: PromptTokenizer,
+        config: EngineConfig,
+        chat_template: Template | None,
+        memory: MemoryPlan,
+    ) -> None:
+        self.config = config
+        self.model_config = executor.model
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        # What the executor knows exactly replaces what was estimated before it existed.
+        self._memory = dataclasses.replace(
+            memory,
+            weight_bytes=getattr(executor, "weight_bytes", memory.weight_bytes),
+            workspace_bytes=getattr(executor, "workspace_bytes", memory.workspace_bytes),
+            num_pages=executor.num_pages,
+        )
+        self._executor = executor
+        self._engine = Engine(executor, tokenizer, config)
+        self._runner = EngineRunner(self._engine)
+        # The runner's thread does not refer to this object, so dropping the LLM (or leaving the program) ends the
+        # thread.
+        self._finalizer = weakref.finalize(self, self._runner.close)
+
+    # Asking
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # text is itself a sequence of texts
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Completion | list[Completion]:
+        """The answer to a prompt, or to each of a list (as one batch), with one ``params`` or one for each."""
+        groups = self._request_groups(prompts, params)
+        requests = [request for group in groups for request in group]
+        done = threading.Event()
+        gathering = Gathering(requests, done.set)
+        if requests:
+            self._runner.submit(requests, gathering)
+            try:
+                done.wait()
+            except BaseException:  # KeyboardInterrupt
+                self._runner.abort(requests)
+                raise
+        return _answers(gathering.completions(), groups, single=_is_single(prompts))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> DeltaStream:
+        """The pieces of the answer to a prompt as they come. Closing or dropping the iterator aborts the request."""
+        return DeltaStream(self._runner, self._requests(prompt, params or SamplingParams(), streaming=True))
+
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stream: Literal[False] = False
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stream: Literal[True]
+    ) -> Iterator[Delta]: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool
+    ) -> Completion | Iterator[Delta]: ...
+
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool = False
+    ) -> Completion | Iterator[Delta]:
+        """The assistant's next message, or its pieces. ``messages`` are mappings with "role" and "content"."""
+        prompt = self.chat_tokens(messages)
+        return self.stream(prompt, params) if stream else self.generate(prompt, params)
+
+    def chat_tokens(self, messages: Messages) -> list[int]:
+        """The tokens that the model's chat template makes of ``messages``; ``UnsupportedError`` without a template."""
+        if self.chat_template is None:
+            raise UnsupportedError("this model has no chat template: give a prompt instead of messages")
+        return self.tokenizer.encode(self.chat_template.render(messages), add_special_tokens=False)
+
+    @overload
+    async def agenerate(  # type: ignore[overload-overlap]  # as above
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> Completion: ...
+
+    @overload
+    async def agenerate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]: ...
+
+    async def agenerate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Completion | list[Completion]:
+        """``generate`` for asyncio; cancelling it aborts the requests."""
+        groups = self._request_groups(prompts, params)
+        requests = [request for group in groups for request in group]
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+        gathering = Gathering(requests, lambda: loop.call_soon_threadsafe(done.set))
+        if requests:
+            self._runner.submit(requests, gathering)
+            try:
+                await done.wait()
+            finally:
+                if not done.is_set():
+                    self._runner.abort(requests)
+        return _answers(gathering.completions(), groups, single=_is_single(prompts))
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
+        """``stream`` for asyncio; closing the generator or cancelling its task aborts the request."""
+        requests = self._requests(prompt, params or SamplingParams(), streaming=True)
+        loop = asyncio.get_running_loop()
+        updates: asyncio.Queue[Update] = asyncio.Queue()
+        self._runner.submit(requests, lambda update: loop.call_soon_threadsafe(updates.put_nowait, update))
+        num_open = len(requests)
+        try:
+            while num_open:
+                update = await updates.get()
+                if update.completion is not None:
+                    num_open -= 1
+                    if update.completion.error is not None:
+                        raise update.completion.error
+                assert update.delta is not None
+                yield update.delta
+        finally:
+            if num_open:
+                self._runner.abort(requests)
+
+    async def achat(
+        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool = False
+    ) -> Completion | AsyncIterator[Delta]:
+        """``chat`` for asyncio."""
+        prompt = self.chat_tokens(messages)
+        return self.astream(prompt, params) if stream else await self.agenerate(prompt, params)
+
+    # Looking
+
+    def stats(self) -> EngineStats:
+        """What the engine has done so far."""
+        return self._engine.stats()
+
+    def path(self) -> dict[str, str | int]:
+        """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
+        return self._executor.path()
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """Where the memory goes."""
+        return self._memory
+
+    def memory_table(self) -> str:
+        """Weights, workspace, KV per token and the tokens that fit, as lines of text."""
+        return self._memory.table()
+
+    def close(self) -> None:
+        """Aborts all requests and stops the engine. May be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Requests
+
+    def _requests(self, prompt: Prompt, params: SamplingParams, *, streaming: bool = False) -> list[Request]:
+        """The ``params.n`` requests of one prompt; their draws share a seed and differ by choice."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        first = self._engine.make_request(tokens, params, streaming=streaming)
+        seed = params.seed if params.seed is not None else mix_seed(self.config.seed, first.request_id)
+        others = range(1, params.n)
+        return [
+            first,
+            *(self._engine.make_request(tokens, params, choice=i, seed=seed, streaming=streaming) for i in others),
+        ]
+
+    def _request_groups(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[list[Request]]:
+        """The requests of each prompt, all validated before any runs."""
+        items: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(items)
+        else:
+            each = list(params)
+            if len(each) != len(items):
+                raise ParameterError("params", len(each), f"one, or as many as there are prompts ({len(items)})")
+        return [self._requests(prompt, one) for prompt, one in zip(items, each, strict=True)]
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt: text, or token ids. An empty list is a list of no prompts."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
+
+
+def _answers(
+    completions: list[Completion], groups: list[list[Request]], *, single: bool
+) -> Completion | list[Completion]:
+    """Completions by prompt; the error of a single one is raised."""
+    left = iter(completions)
+    answers = []
+    for group in groups:
+        choices = tuple(next(left) for _ in group)
+        answers.append(choices[0] if len(choices) == 1 else dataclasses.replace(choices[0], choices=choices))
+    if not single:
+        return answers
+    for choice in answers[0].choices or answers:
+        if choice.error is not None:
+            raise choice.error
+    return answers[0]
+
+
+def _with_fields(config: EngineConfig, fields: Mapping[str, Any]) -> EngineConfig:
+    """``config`` with some fields replaced; an unknown name is an error that lists the known ones."""
+    known = [field.name for field in dataclasses.fields(EngineConfig)]
+    for name, value in fields.items():
+        if name not in known:
+            raise ParameterError(name, value, f"unknown option; the options are {', '.join(known)}")
+    return dataclasses.replace(config, **fields)
