@@ -1,0 +1,57 @@
+"""Shows the engine: answers a prompt, then climbs the ladder, one row a technique. Takes less than a minute."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from paceline.cli.arguments import add_engine_arguments, add_model_argument, engine_config, positive
+from paceline.cli.run import figures_line, path_text, print_stream
+from paceline.cli.session import open_model
+from paceline.cli.terminal import Progress, bold, dim, table
+
+NAME = "demo"
+HELP = "watch an answer and what each technique gains"
+
+PROMPT = "Explain in a few sentences why the sky is blue and sunsets are red."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, the prompt, the length, the engine."""
+    add_model_argument(parser)
+    parser.add_argument("-p", "--prompt", default=PROMPT, metavar="TEXT", help="what is answered")
+    parser.add_argument(
+        "--new-tokens", type=positive, default=96, metavar="N", help="tokens of each row of the ladder (default 96)"
+    )
+    add_engine_arguments(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Answers, then measures."""
+    from paceline.measure.ladder import TECHNIQUES, climb_ladder
+    from paceline.params import SamplingParams
+
+    llm, load_s = open_model(args.model, engine_config(args), verbose=args.verbose)
+    with llm:
+        print(bold(args.model, sys.stdout) + dim(f" · {path_text(llm.path())} · loaded in {load_s:.2f} s", sys.stdout))
+        print(dim(llm.memory_table(), sys.stdout))
+        print(f"\n{bold('> ' + args.prompt, sys.stdout)}\n")
+        if llm.chat_template is None:
+            prompt = llm.tokenizer.encode(args.prompt)
+        else:
+            prompt = llm.chat_tokens([{"role": "user", "content": args.prompt}])
+        completion = print_stream(llm.stream(prompt, SamplingParams(max_tokens=160)), [])
+        print(dim(figures_line(completion, llm.path()), sys.stdout))
+
+        print(
+            bold(f"\nThe ladder: the same prompt, {args.new_tokens} tokens, one technique more each row\n", sys.stdout)
+        )
+        rows = []
+        with Progress("Climbing", len(TECHNIQUES)) as progress:
+            for rung in climb_ladder(llm, prompt, args.new_tokens):
+                equal = {None: "", True: "yes", False: "NO"}[rung.equal]
+                rows.append((rung.technique, f"{rung.tokens_per_s:,.1f}", f"{rung.times_faster:.1f}×", equal))
+                progress.update(len(rows))
+        header = ("technique", "tok/s", "times faster", "tokens equal the row above")
+        print("\n".join(table(header, rows, right=frozenset({1, 2}))))
+    return 0

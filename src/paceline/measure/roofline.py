@@ -1,0 +1,119 @@
+"""The limit of a workload on this machine: bytes over the measured bandwidth, or operations over the measured int8
+peak.
+
+Source: Williams, Waterman, Patterson (2009), the roofline model.
+
+Notation: W bytes of weights that a pass reads, k bytes of keys and values that a cached token keeps, n rows of a pass,
+o of them with logits, d cached tokens in front of them. A pass must move W + k·d bytes and do n·a + o·h operations: a
+are the int8 operations of all layers for one row, h those of the output matrix. Matrices in a float format do no int8
+operations: only memory bounds them here.
+
+Departures: norms, activations and the embedding's one row are left out; they are far below one per cent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.config import EngineConfig
+from paceline.weights.packing import target_format
+from paceline.weights.raw import Checkpoint
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one pass through a model must move and compute.
+
+    layer_bytes, head_bytes            weights of all layers, of the output matrix
+    kv_bytes                           keys and values of one cached token
+    layer_operations, head_operations  int8 multiplications and additions for one row
+    """
+
+    layer_bytes: int
+    head_bytes: int
+    kv_bytes: int
+    layer_operations: int
+    head_operations: int
+
+    def pass_bytes(self, num_cached: float, *, with_head: bool = True) -> float:
+        """Bytes that one pass reads at least, over ``num_cached`` cached tokens of all its sequences together."""
+        return self.layer_bytes + (self.head_bytes if with_head else 0) + self.kv_bytes * num_cached
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a workload must move and compute for each token that it counts."""
+
+    bytes_per_token: float
+    operations_per_token: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What this machine reached in the same run: bytes read from memory, int8 operations, both in 10^9 a second."""
+
+    bandwidth_gb_s: float
+    int8_gops: float
+
+    def tokens_per_s(self, work: Work) -> float:
+        """The most tokens a second that memory and arithmetic allow."""
+        memory_s = work.bytes_per_token / (self.bandwidth_gb_s * 1e9)
+        arithmetic_s = work.operations_per_token / (self.int8_gops * 1e9)
+        return 1.0 / max(memory_s, arithmetic_s)
+
+
+def model_traffic(checkpoint: Checkpoint, config: EngineConfig) -> Traffic:
+    """The traffic of a model whose weights are brought into the formats that ``config`` asks for."""
+    head = "output.weight" if "output.weight" in checkpoint.names() else "token_embd.weight"
+    layer_bytes = layer_operations = head_bytes = head_operations = 0
+    for name in checkpoint.names():
+        tensor = checkpoint.tensor(name)
+        if len(tensor.shape) != 2 or (name == "token_embd.weight" and name != head):
+            continue
+        is_head = name == head
+        packed = target_format(tensor.kind, (config.head_bits or config.weights) if is_head else config.weights)
+        num_bytes = packed.matrix_bytes(*tensor.shape)
+        operations = 2 * tensor.shape[0] * tensor.shape[1] if packed.kind in ("u4", "i8") else 0
+        if is_head:
+            head_bytes, head_operations = num_bytes, operations
+        else:
+            layer_bytes += num_bytes
+            layer_operations += operations
+    return Traffic(layer_bytes, head_bytes, checkpoint.config.kv_bytes_per_token, layer_operations, head_operations)
+
+
+def decode_work(traffic: Traffic, *, depth: int, num_new: int, num_sequences: int = 1) -> Work:
+    """Per token of ``num_new`` decode passes after ``depth`` tokens, ``num_sequences`` sequences sharing each pass."""
+    mean_cached = depth + num_new / 2
+    return Work(
+        bytes_per_token=traffic.pass_bytes(num_sequences * mean_cached) / num_sequences,
+        operations_per_token=traffic.layer_operations + traffic.head_operations,
+    )
+
+
+def prefill_work(traffic: Traffic, *, num_tokens: int, chunk: int) -> Work:
+    """Per prompt token of a prefill in chunks: each chunk reads the layers and the tokens cached before it, the last
+    one the head."""
+    starts = range(0, num_tokens, chunk)
+    num_bytes = sum(traffic.pass_bytes(start, with_head=start == starts[-1]) for start in starts)
+    operations = num_tokens * traffic.layer_operations + traffic.head_operations
+    return Work(num_bytes / num_tokens, operations / num_tokens)
+
+
+def batch_work(traffic: Traffic, *, num_prompt: int, num_new: int, concurrency: int) -> Work:
+    """Per output token of a closed loop: prompts ride along with the decode passes, so they add operations and no
+    reading of weights."""
+    decode = decode_work(traffic, depth=num_prompt, num_new=num_new, num_sequences=concurrency)
+    return Work(decode.bytes_per_token, decode.operations_per_token + traffic.layer_operations * num_prompt / num_new)
+
+
+def measure_peaks(isa: str, num_threads: int) -> Peaks:
+    """Memory bandwidth and int8 peak of this machine, measured now with the engine's own instruction set and
+    threads."""
+    from paceline import _native
+
+    return Peaks(float(_native.measure_bandwidth(num_threads)), float(_native.measure_int8_peak(isa, num_threads)))
+
+
+PeaksProbe = Callable[[str, int], Peaks]
