@@ -68,7 +68,7 @@ struct SampleOut {
 // all of it is written only when a filter keeps nearly everything.
 static constexpr size_t sample_scratch_floats(int vocab) {
     const size_t blocks = (static_cast<size_t>(vocab) + 63) / 64;
-    return blocks * 64 * 4 + 4 * ((blocks + 15) / 16 * 16);
+    return blocks * 64 * 4 + (blocks + 15) / 16 * 16;
 }
 
 // In each instruction set's namespace:
