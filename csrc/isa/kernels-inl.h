@@ -1,0 +1,30 @@
+// The kernels of one instruction set and their table; included once by each csrc/isa/*.cpp.
+#include "kernels/table.h"
+
+#include "simd/vec.h"
+
+#include "kernels/quantise-inl.h"
+
+#include "kernels/dot-inl.h"
+
+#include "kernels/linear-inl.h"
+
+#include "kernels/embed-inl.h"
+
+#include "kernels/attention-inl.h"
+
+#include "kernels/sample-inl.h"
+
+#include "kernels/peak-inl.h"
+
+#define PL_NAME_OF(x) #x
+#define PL_NAME(x) PL_NAME_OF(x)
+
+namespace paceline::PL_ISA {
+namespace {
+
+constexpr Kernels table = {PL_NAME(PL_ISA), embed,           norm,       quantise,  linear, gate_up, silu_mul, rope_write,
+                           attention,       attention_merge, sample_row, int8_peak};
+
+}  // namespace
+}  // namespace paceline::PL_ISA

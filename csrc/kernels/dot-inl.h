@@ -1,0 +1,183 @@
+// Exact integer dot products of one tile's group with M rows of activations: the only code besides simd/vec.h that names instructions.
+//
+// dot[m][lane] = sum over the group's inputs of weight[lane] * activation[m], an int32 that cannot overflow (32 * 128 * 127 < 2^31), so
+// every instruction set gives the same value:
+//   AVX-512 VNNI, AVX-VNNI  vpdpbusd, unsigned weight times signed activation; signed weights are offset by 128 and the offset's share,
+//                           128 * sum(activations), is subtracted as the accumulator's start.
+//   AVX2                    u4: vpmaddubsw summed in 16 bits (a lane's total is at most 8 * 2 * 15 * 127 = 30,480 < 2^15), widened once a
+//                           group. i8: |w| times sign(w) * a, at most 2 * 128 * 127 = 32,512 per pair, widened each time.
+
+namespace paceline::PL_ISA {
+namespace {
+
+#if defined(PL_SIMD_SCALAR)
+constexpr int kRows = 4;  // rows that share one pass over a tile
+
+template <int M>
+inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int, I32x16 (&dot)[M]) {
+  for (int m = 0; m < M; ++m) {
+    for (int lane = 0; lane < 16; ++lane) {
+      int32_t sum = 0;
+      for (int kb = 0; kb < 4; ++kb)
+        for (int j = 0; j < 4; ++j) {
+          const uint8_t byte = w[kb * 64 + lane * 4 + j];
+          sum += (byte & 15) * a[m * a_stride + kb * 4 + j] + (byte >> 4) * a[m * a_stride + 16 + kb * 4 + j];
+        }
+      dot[m].v[lane] = sum;
+    }
+  }
+}
+
+template <int M, int G>
+inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int, I32x16 (&dot)[M]) {
+  const int8_t* q = reinterpret_cast<const int8_t*>(w);
+  for (int m = 0; m < M; ++m) {
+    for (int lane = 0; lane < 16; ++lane) {
+      int32_t sum = 0;
+      for (int kb = 0; kb < G / 4; ++kb)
+        for (int j = 0; j < 4; ++j) sum += q[kb * 64 + lane * 4 + j] * a[m * a_stride + kb * 4 + j];
+      dot[m].v[lane] = sum;
+    }
+  }
+}
+
+#else
+
+inline int32_t load_i32(const int8_t* p) {
+  int32_t x;
+  std::memcpy(&x, p, 4);
+  return x;
+}
+
+#if defined(PL_SIMD_AVX512)
+constexpr int kRows = 8;
+
+template <int M>
+inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int, I32x16 (&dot)[M]) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+  __m512i low[4], high[4];
+  for (int kb = 0; kb < 4; ++kb) {
+    const __m512i raw = _mm512_loadu_si512(w + kb * 64);
+    low[kb] = _mm512_and_si512(raw, nibble);
+    high[kb] = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+  }
+  for (int m = 0; m < M; ++m) {
+    const int8_t* row = a + m * a_stride;
+    __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();  // two chains hide the latency
+    for (int kb = 0; kb < 4; ++kb) {
+      even = _mm512_dpbusd_epi32(even, low[kb], _mm512_set1_epi32(load_i32(row + kb * 4)));
+      odd = _mm512_dpbusd_epi32(odd, high[kb], _mm512_set1_epi32(load_i32(row + 16 + kb * 4)));
+    }
+    dot[m].v = _mm512_add_epi32(even, odd);
+  }
+}
+
+template <int M, int G>
+inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t* half_sum, int sum_stride, I32x16 (&dot)[M]) {
+  const __m512i offset = _mm512_set1_epi8(static_cast<char>(0x80));
+  __m512i q[G / 4];
+  for (int kb = 0; kb < G / 4; ++kb) q[kb] = _mm512_xor_si512(_mm512_loadu_si512(w + kb * 64), offset);
+  for (int m = 0; m < M; ++m) {
+    const int8_t* row = a + m * a_stride;
+    const int32_t* sums = half_sum + m * sum_stride;
+    const int32_t total = G == 32 ? sums[0] + sums[1] : sums[0];
+    __m512i even = _mm512_set1_epi32(-128 * total), odd = _mm512_setzero_si512();
+    for (int kb = 0; kb < G / 4; kb += 2) {
+      even = _mm512_dpbusd_epi32(even, q[kb], _mm512_set1_epi32(load_i32(row + kb * 4)));
+      odd = _mm512_dpbusd_epi32(odd, q[kb + 1], _mm512_set1_epi32(load_i32(row + kb * 4 + 4)));
+    }
+    dot[m].v = _mm512_add_epi32(even, odd);
+  }
+}
+
+#else  // 256 bits: a tile is two registers
+constexpr int kRows = 4;
+
+inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+#if defined(PL_AVX_VNNI)
+template <int M>
+inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int, I32x16 (&dot)[M]) {
+  const __m256i nibble = _mm256_set1_epi8(15);
+  for (int m = 0; m < M; ++m) dot[m] = set1(0);
+  for (int kb = 0; kb < 4; ++kb) {
+    const __m256i raw_a = load_256(w + kb * 64), raw_b = load_256(w + kb * 64 + 32);
+    const __m256i low_a = _mm256_and_si256(raw_a, nibble), low_b = _mm256_and_si256(raw_b, nibble);
+    const __m256i high_a = _mm256_and_si256(_mm256_srli_epi16(raw_a, 4), nibble);
+    const __m256i high_b = _mm256_and_si256(_mm256_srli_epi16(raw_b, 4), nibble);
+    for (int m = 0; m < M; ++m) {
+      const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
+      const __m256i y = _mm256_set1_epi32(load_i32(a + m * a_stride + 16 + kb * 4));
+      dot[m].a = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(dot[m].a, low_a, x), high_a, y);
+      dot[m].b = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(dot[m].b, low_b, x), high_b, y);
+    }
+  }
+}
+
+template <int M, int G>
+inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t* half_sum, int sum_stride, I32x16 (&dot)[M]) {
+  const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
+  for (int m = 0; m < M; ++m) {
+    const int32_t* sums = half_sum + m * sum_stride;
+    dot[m] = set1(-128 * (G == 32 ? sums[0] + sums[1] : sums[0]));
+  }
+  for (int kb = 0; kb < G / 4; ++kb) {
+    const __m256i q_a = _mm256_xor_si256(load_256(w + kb * 64), offset);
+    const __m256i q_b = _mm256_xor_si256(load_256(w + kb * 64 + 32), offset);
+    for (int m = 0; m < M; ++m) {
+      const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
+      dot[m].a = _mm256_dpbusd_avx_epi32(dot[m].a, q_a, x);
+      dot[m].b = _mm256_dpbusd_avx_epi32(dot[m].b, q_b, x);
+    }
+  }
+}
+#else
+template <int M>
+inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int, I32x16 (&dot)[M]) {
+  const __m256i nibble = _mm256_set1_epi8(15);
+  __m256i sum_a[M], sum_b[M];
+  for (int m = 0; m < M; ++m) sum_a[m] = sum_b[m] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+  for (int kb = 0; kb < 4; ++kb) {
+    const __m256i raw_a = load_256(w + kb * 64), raw_b = load_256(w + kb * 64 + 32);
+    const __m256i low_a = _mm256_and_si256(raw_a, nibble), low_b = _mm256_and_si256(raw_b, nibble);
+    const __m256i high_a = _mm256_and_si256(_mm256_srli_epi16(raw_a, 4), nibble);
+    const __m256i high_b = _mm256_and_si256(_mm256_srli_epi16(raw_b, 4), nibble);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
+      const __m256i y = _mm256_set1_epi32(load_i32(a + m * a_stride + 16 + kb * 4));
+      sum_a[m] = _mm256_add_epi16(sum_a[m], _mm256_maddubs_epi16(low_a, x));
+      sum_b[m] = _mm256_add_epi16(sum_b[m], _mm256_maddubs_epi16(low_b, x));
+      sum_a[m] = _mm256_add_epi16(sum_a[m], _mm256_maddubs_epi16(high_a, y));
+      sum_b[m] = _mm256_add_epi16(sum_b[m], _mm256_maddubs_epi16(high_b, y));
+    }
+  }
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int m = 0; m < M; ++m) dot[m] = {_mm256_madd_epi16(sum_a[m], ones), _mm256_madd_epi16(sum_b[m], ones)};
+}
+
+template <int M, int G>
+inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int, I32x16 (&dot)[M]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int m = 0; m < M; ++m) dot[m] = set1(0);
+#pragma GCC unroll 8
+  for (int kb = 0; kb < G / 4; ++kb) {
+    const __m256i q_a = load_256(w + kb * 64), q_b = load_256(w + kb * 64 + 32);
+    const __m256i abs_a = _mm256_abs_epi8(q_a), abs_b = _mm256_abs_epi8(q_b);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
+      const __m256i pair_a = _mm256_maddubs_epi16(abs_a, _mm256_sign_epi8(x, q_a));
+      const __m256i pair_b = _mm256_maddubs_epi16(abs_b, _mm256_sign_epi8(x, q_b));
+      dot[m].a = _mm256_add_epi32(dot[m].a, _mm256_madd_epi16(pair_a, ones));
+      dot[m].b = _mm256_add_epi32(dot[m].b, _mm256_madd_epi16(pair_b, ones));
+    }
+  }
+}
+#endif
+#endif
+#endif
+
+}  // namespace
+}  // namespace paceline::PL_ISA

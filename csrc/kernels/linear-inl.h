@@ -1,0 +1,232 @@
+// y = W x for 1..n rows: one body whose result for a row never depends on how many rows there are.
+//
+// Lanes are outputs; groups of inputs run in order. Per group and row: an exact int32 dot product, then
+//   acc = fma(dot, weight scale * activation scale, acc)      and, with minima,      acc = fma(min, activation scale * sum(q), acc).
+// A tile's weights are read once for kRows rows; further rows find them in the first-level cache. Bytes per weight are those of the
+// packed format; operations per weight and row on AVX2 about 1/8 instruction (u4).
+
+namespace paceline::PL_ISA {
+namespace {
+
+// W = scale * q + min, q in 0..15, group 32. Without stored minima min = -8 * scale, applied exactly to the integer sum.
+template <bool kHasMin>
+struct U4 {
+  static constexpr size_t kGroupBytes = 256 + 32 + (kHasMin ? 32 : 0);
+  static constexpr int kTilesTogether(int) { return 1; }
+  template <int M>
+  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+    const int groups = in.q_stride / kActGroup;
+    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups) + static_cast<size_t>(g);
+    I32x16 dot[M];
+    dot_u4<M>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kActGroup, in.q_stride, nullptr, 0, dot);
+    const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + 256));
+    const float* act_scale = in.scale + at;
+    if constexpr (kHasMin) {
+      const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + 288));
+      const float* act_sum = in.sum + at;
+      for (int m = 0; m < M; ++m) {
+        acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]);
+        acc[m] = fma(minimum, set1(act_sum[m * groups]), acc[m]);
+      }
+    } else {
+      const int32_t* half = in.half_sum + 2 * at;
+      for (int m = 0; m < M; ++m) {
+        const I32x16 centred = dot[m] - set1(8 * (half[2 * m * groups] + half[2 * m * groups + 1]));
+        acc[m] = fma(to_f32(centred), scale * set1(act_scale[m * groups]), acc[m]);
+      }
+    }
+  }
+};
+
+// W = scale * q (+ min), q in -128..127, group 32 or 16.
+template <int kGroup, bool kHasMin>
+struct I8 {
+  static constexpr size_t kGroupBytes = static_cast<size_t>(kGroup) * kTile + 32 + (kHasMin ? 32 : 0);
+  template <int M>
+  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+    static_assert(kGroup == 32 || !kHasMin, "sums are kept per 32 activations");
+    const int groups = in.q_stride / kActGroup;
+    const int halves = 2 * groups;
+    const int act_group = g * kGroup / kActGroup;
+    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups) + static_cast<size_t>(act_group);
+    const int32_t* half = in.half_sum + static_cast<size_t>(row) * static_cast<size_t>(halves) + g * kGroup / 16;
+    I32x16 dot[M];
+    dot_i8<M, kGroup>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kGroup, in.q_stride, half, halves, dot);
+    const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile));
+    const float* act_scale = in.scale + at;
+    for (int m = 0; m < M; ++m) acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]);
+    if constexpr (kHasMin) {
+      const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile + 32));
+      for (int m = 0; m < M; ++m) acc[m] = fma(minimum, set1(in.sum[at + static_cast<size_t>(m * groups)]), acc[m]);
+    }
+  }
+};
+
+struct BF16 {
+  static constexpr size_t kGroupBytes = 64;  // inputs 2g (low halves) and 2g+1 (high halves)
+  template <int M>
+  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+    const I32x16 pair = load(reinterpret_cast<const int32_t*>(p));
+    const F32x16 even = from_bits(shift_left<16>(pair));
+    const F32x16 odd = from_bits(pair & set1(static_cast<int32_t>(0xffff0000u)));
+    const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + 2 * g;
+    for (int m = 0; m < M; ++m) acc[m] = fma(even, set1(x[m * in.x_stride]), acc[m]);
+    for (int m = 0; m < M; ++m) acc[m] = fma(odd, set1(x[m * in.x_stride + 1]), acc[m]);
+  }
+};
+
+struct F16 {
+  static constexpr size_t kGroupBytes = 32;
+  template <int M>
+  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+    const F32x16 w = load_f16(reinterpret_cast<const uint16_t*>(p));
+    const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
+    for (int m = 0; m < M; ++m) acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]);
+  }
+};
+
+struct F32 {
+  static constexpr size_t kGroupBytes = 64;
+  template <int M>
+  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+    const F32x16 w = load(reinterpret_cast<const float*>(p));
+    const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
+    for (int m = 0; m < M; ++m) acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]);
+  }
+};
+
+// acc[t][m] = tile t times row m, for T neighbouring tiles: several tiles at once give a single row enough independent chains.
+template <class Format, int T, int M>
+inline void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in, int row, F32x16 (&acc)[T][M]) {
+  for (int t = 0; t < T; ++t)
+    for (int m = 0; m < M; ++m) acc[t][m] = zero_f32();
+  for (int g = 0; g < num_groups; ++g)
+    for (int t = 0; t < T; ++t)
+      Format::template accumulate<M>(tile + static_cast<size_t>(t) * tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in,
+                                     row, acc[t]);
+}
+
+template <class Format, int T, int M>
+inline void linear_block(const Matrix& w, const Activations& in, int row, int tile, const LinearOut& to) {
+  F32x16 acc[T][M];
+  multiply_tiles<Format, T, M>(w.data + static_cast<size_t>(tile) * w.tile_bytes, w.tile_bytes, w.num_groups, in, row, acc);
+  for (int t = 0; t < T; ++t) {
+    const int column = (tile + t) * kTile;
+    for (int m = 0; m < M; ++m) {
+      float* out = to.out + static_cast<size_t>(row + m) * static_cast<size_t>(to.stride) + column;
+      F32x16 y = acc[t][m];
+      if (to.bias != nullptr) y = y + load(to.bias + column);
+      if (to.accumulate) y = load(out) + y;
+      store(out, y);
+    }
+  }
+}
+
+// Calls block.operator()<M>(row) over the rows: as many blocks of kRows as fit, then one smaller.
+template <int M, class Block>
+inline void last_rows(int row, int left, Block&& block) {
+  if constexpr (M > 0) {
+    if (left == M)
+      block.template operator()<M>(row);
+    else
+      last_rows<M - 1>(row, left, block);
+  }
+}
+template <class Block>
+inline void for_row_blocks(int rows, Block&& block) {
+  int row = 0;
+  for (; row + kRows <= rows; row += kRows) block.template operator()<kRows>(row);
+  last_rows<kRows - 1>(row, rows - row, block);
+}
+
+template <class Format>
+void linear_of(const Matrix& w, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut& to) {
+  int tile = tile_begin;
+  if constexpr (Format::kGroupBytes <= 64) {  // float formats: a lone row would wait for one chain of multiply-adds
+    if (rows == 1)
+      for (; tile + 4 <= tile_end; tile += 4) linear_block<Format, 4, 1>(w, in, 0, tile, to);
+  }
+  for (; tile < tile_end; ++tile)
+    for_row_blocks(rows, [&]<int M>(int row) { linear_block<Format, 1, M>(w, in, row, tile, to); });
+}
+
+// Calls visit.operator()<Format>() with the type that reads the matrix.
+template <class Visit>
+inline void with_format(const Matrix& w, Visit&& visit) {
+  switch (w.kind) {
+    case WeightKind::u4:
+      return w.has_min ? visit.template operator()<U4<true>>() : visit.template operator()<U4<false>>();
+    case WeightKind::i8:
+      if (w.group == 16) return visit.template operator()<I8<16, false>>();
+      return w.has_min ? visit.template operator()<I8<32, true>>() : visit.template operator()<I8<32, false>>();
+    case WeightKind::bf16:
+      return visit.template operator()<BF16>();
+    case WeightKind::f16:
+      return visit.template operator()<F16>();
+    case WeightKind::f32:
+      return visit.template operator()<F32>();
+  }
+}
+
+void linear(const Matrix& w, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut& to) {
+  with_format(w, [&]<class Format>() { linear_of<Format>(w, in, rows, tile_begin, tile_end, to); });
+}
+
+// One unit: 32 outputs of silu(gate) * up, that is two tiles of each matrix; outputs past the end are zero.
+template <class Gate, class Up>
+void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end, float* y,
+                int y_stride, const Activations& out) {
+  for (int unit = unit_begin; unit < unit_end; ++unit) {
+    for_row_blocks(rows, [&]<int M>(int row) {
+      F32x16 h[2][M];
+      for (int t = 0; t < 2; ++t) {
+        const int tile = 2 * unit + t;
+        if (tile >= gate.num_tiles) {
+          for (int m = 0; m < M; ++m) h[t][m] = zero_f32();
+          continue;
+        }
+        F32x16 g[1][M], u[1][M];
+        multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in, row, g);
+        multiply_tiles<Up, 1, M>(up.data + static_cast<size_t>(tile) * up.tile_bytes, 0, up.num_groups, in, row, u);
+        for (int m = 0; m < M; ++m) h[t][m] = silu(g[0][m]) * u[0][m];
+      }
+      for (int m = 0; m < M; ++m) {
+        if (y != nullptr) {
+          float* to = y + static_cast<size_t>(row + m) * static_cast<size_t>(y_stride) + unit * 32;
+          store(to, h[0][m]);
+          store(to + 16, h[1][m]);
+        }
+        if (out.q != nullptr) quantise_group(h[0][m], h[1][m], unit, row + m, out);
+      }
+    });
+  }
+}
+
+// silu(gate) * up for rows [row_begin, row_end); `size` values, readable up to the next multiple of 32.
+void silu_mul(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y, int y_stride,
+              const Activations& out) {
+  for (int row = row_begin; row < row_end; ++row) {
+    const size_t from = static_cast<size_t>(row) * static_cast<size_t>(stride);
+    for (int i = 0; i < size; i += 32) {
+      const F32x16 a = silu(load(gate + from + i)) * load(up + from + i);
+      const F32x16 b = silu(load(gate + from + i + 16)) * load(up + from + i + 16);
+      if (y != nullptr) {
+        float* to = y + static_cast<size_t>(row) * static_cast<size_t>(y_stride) + i;
+        store(to, a);
+        store(to + 16, b);
+      }
+      if (out.q != nullptr) quantise_group(a, b, i / 32, row, out);
+    }
+  }
+}
+
+void gate_up(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end, float* y, int y_stride,
+             const Activations& out) {
+  with_format(gate, [&]<class Gate>() {
+    // Different kinds for gate and up would multiply the number of instantiations; the lowering keeps such a pair apart.
+    gate_up_of<Gate, Gate>(gate, up, in, rows, unit_begin, unit_end, y, y_stride, out);
+  });
+}
+
+}  // namespace
+}  // namespace paceline::PL_ISA

@@ -1,0 +1,24 @@
+#include "kernels/table.h"
+
+#include "base/cpu_features.h"
+
+namespace paceline {
+
+size_t attention_scratch_floats(const AttentionShape& shape) {
+  const size_t rows = static_cast<size_t>(shape.group() > kQueryRows ? shape.group() : kQueryRows);
+  const size_t d = static_cast<size_t>(shape.head_dim);
+  return rows * (d + kSplitTokens + 2 * (d + 16)) + kPageTokens * d;
+}
+
+const Kernels* kernels_for(std::string_view isa) {
+#if defined(__x86_64__)
+  const CpuFeatures cpu = detect_cpu();
+  if ((isa.empty() || isa == "avx512_vnni") && cpu.avx512_vnni) return kernels_avx512_vnni();
+  if ((isa.empty() || isa == "avx2_vnni") && cpu.avx_vnni) return kernels_avx2_vnni();
+  if ((isa.empty() || isa == "avx2") && cpu.avx2) return kernels_avx2();
+#endif
+  if (isa.empty() || isa == "scalar") return kernels_scalar();
+  return nullptr;
+}
+
+}  // namespace paceline

@@ -1,0 +1,206 @@
+// Building a Program: buffers, weights and records.
+#include <cstring>
+
+#include "base/check.h"
+#include "program/program.h"
+
+namespace paceline {
+namespace {
+
+size_t as_size(int n) { return static_cast<size_t>(n); }
+
+}  // namespace
+
+Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, std::vector<double> inverse_frequencies)
+    : kernels_(kernels), shape_(shape), inverse_frequencies_(std::move(inverse_frequencies)), pool_(num_threads) {
+  const AttentionShape& a = shape.attention;
+  CHECK(a.head_dim % 16 == 0 && a.head_dim <= 256, "head_dim must be a multiple of 16 up to 256");
+  CHECK(a.num_heads % a.num_kv_heads == 0, "query heads divide over KV heads");
+  CHECK(inverse_frequencies_.size() * 2 == as_size(a.head_dim), "one frequency a pair");
+  const size_t row_floats = as_size(shape.max_rows) * as_size(a.head_dim);
+  kv_ = Region(as_size(shape.num_pages) * a.page_values() * sizeof(uint16_t));
+  cos_ = Region(row_floats * sizeof(float));
+  sin_ = Region(row_floats * sizeof(float));
+  max_splits_ = (shape.context_length + kSplitTokens - 1) / kSplitTokens;
+  partials_ =
+      Region(as_size(kSplitRows) * as_size(a.num_heads) * as_size(max_splits_) * as_size(a.head_dim + 16) * sizeof(float));
+  scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.vocab_size));
+  scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;
+  scratch_ = Region(scratch_floats_ * as_size(num_threads) * sizeof(float));
+  sequence_of_row_.resize(as_size(shape.max_rows));
+  merge_begin_.resize(as_size(shape.max_rows));
+  merge_end_.resize(as_size(shape.max_rows));
+  // Whole rows: at most one unit a row and KV head. Split rows: kSplitRows rows at most.
+  units_.reserve(as_size(shape.max_rows) * as_size(a.num_kv_heads) + as_size(kSplitRows) * as_size(a.num_kv_heads) * as_size(max_splits_));
+  Record begin{};
+  begin.kind = Kind::begin;
+  records_.push_back(begin);
+}
+
+int Program::add_matrix(const Matrix& matrix) {
+  matrices_.push_back(matrix);
+  return static_cast<int>(matrices_.size()) - 1;
+}
+
+int Program::add_vector(const float* data, int size) {
+  Region region(as_size(round_up(size, 32)) * sizeof(float));
+  std::memcpy(region.as<float>(), data, as_size(size) * sizeof(float));
+  vectors_.push_back(std::move(region));
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+int Program::add_buffer(int width, bool outputs) {
+  const int stride = round_up(width, 32);
+  const int rows = outputs ? shape_.max_outputs : shape_.max_rows;
+  buffers_.push_back({Region(as_size(rows) * as_size(stride) * sizeof(float)), stride, outputs});
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Program::add_activations(int width, bool outputs) {
+  const int stride = round_up(width, 32);
+  const int rows = outputs ? shape_.max_outputs : shape_.max_rows;
+  const size_t groups = as_size(stride / kActGroup);
+  // q, scale, sum, half sums
+  const size_t row_bytes = as_size(stride) + groups * (4 + 4 + 8);
+  const size_t copies = as_size(pool_.size()) * kPrivateRows + as_size(rows);
+  // The four arrays of each copy start on cache lines: 64 spare bytes for each.
+  activations_.push_back({Region(copies * row_bytes + (as_size(pool_.size()) + 1) * 5 * 64), stride, rows, row_bytes, false});
+  return static_cast<int>(activations_.size()) - 1;
+}
+
+void Program::embed(int matrix, int buffer) {
+  Record r{};
+  r.kind = Kind::embed;
+  r.weight = matrix;
+  r.to = buffer;
+  records_.push_back(r);
+}
+
+void Program::norm(int from, int weight, float eps, int size, int to_buffer, int to_activations) {
+  Record r{};
+  r.kind = Kind::norm;
+  r.from = from;
+  r.weight = weight;
+  r.eps = eps;
+  r.size = size;
+  r.to = to_buffer;
+  r.to_activations = to_activations;
+  r.outputs = buffers_[as_size(from)].outputs;
+  if (to_buffer >= 0 && to_activations >= 0) activations_[as_size(to_activations)].shared = true;
+  records_.push_back(r);
+}
+
+void Program::quantise(int from, int size, int to_activations) {
+  Record r{};
+  r.kind = Kind::quantise;
+  r.from = from;
+  r.size = size;
+  r.to_activations = to_activations;
+  r.outputs = buffers_[as_size(from)].outputs;
+  records_.push_back(r);
+}
+
+void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer, int from_activations,
+                     int to_buffer, bool accumulate) {
+  CHECK(matrices.size() == columns.size() && matrices.size() == biases.size(), "one column and one bias a part");
+  Record r{};
+  r.kind = Kind::linear;
+  r.from = from_buffer;
+  r.from_activations = from_activations;
+  r.to = to_buffer;
+  r.accumulate = accumulate;
+  r.outputs = buffers_[as_size(to_buffer)].outputs;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const Matrix& m = matrices_[as_size(matrices[i])];
+    CHECK(columns[i] % kTile == 0 && columns[i] + m.num_tiles * kTile <= buffers_[as_size(to_buffer)].stride, "part fits its buffer");
+    CHECK(m.quantised() ? from_activations >= 0 : from_buffer >= 0, "input in the form that the weights need");
+    r.parts.push_back({matrices[i], columns[i], biases[i]});
+    r.tiles += m.num_tiles;
+  }
+  records_.push_back(std::move(r));
+}
+
+void Program::gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations) {
+  const Matrix& g = matrices_[as_size(gate)];
+  const Matrix& u = matrices_[as_size(up)];
+  CHECK(g.kind == u.kind && g.group == u.group && g.has_min == u.has_min && g.num_outputs == u.num_outputs, "gate and up are alike");
+  Record r{};
+  r.kind = Kind::gate_up;
+  r.weight = gate;
+  r.weight2 = up;
+  r.from = from_buffer;
+  r.from_activations = from_activations;
+  r.to = to_buffer;
+  r.to_activations = to_activations;
+  r.tiles = g.num_tiles;
+  if (to_activations >= 0) activations_[as_size(to_activations)].shared = true;
+  records_.push_back(r);
+}
+
+void Program::silu_mul(int from, int up_column, int size, int to_buffer, int to_activations) {
+  Record r{};
+  r.kind = Kind::silu_mul;
+  r.from = from;
+  r.q_column = up_column;
+  r.size = size;
+  r.to = to_buffer;
+  r.to_activations = to_activations;
+  if (to_activations >= 0) activations_[as_size(to_activations)].shared = true;
+  records_.push_back(r);
+}
+
+void Program::rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps) {
+  Record r{};
+  r.kind = Kind::rope_write;
+  r.layer = layer;
+  r.from = buffer;
+  r.q_column = q_column;
+  r.k_column = k_column;
+  r.v_column = v_column;
+  r.weight = q_norm;
+  r.weight2 = k_norm;
+  r.eps = eps;
+  records_.push_back(r);
+}
+
+void Program::attention(int layer, int buffer, int out) {
+  Record r{};
+  r.kind = Kind::attention;
+  r.layer = layer;
+  r.from = buffer;
+  r.to = out;
+  records_.push_back(r);
+}
+
+void Program::select(int from, int to) {
+  Record r{};
+  r.kind = Kind::select;
+  r.from = from;
+  r.to = to;
+  r.outputs = true;
+  records_.push_back(r);
+}
+
+void Program::sample(int logits) {
+  Record r{};
+  r.kind = Kind::sample;
+  r.from = logits;
+  r.outputs = true;
+  records_.push_back(r);
+}
+
+const char* Program::record_name(int record) const {
+  static constexpr const char* kNames[] = {"begin",    "embed",    "norm",       "quantise",  "linear", "gate_up",
+                                           "silu_mul", "rope_write", "attention", "select", "sample"};
+  return kNames[static_cast<size_t>(records_[as_size(record)].kind)];
+}
+
+size_t Program::workspace_bytes() const {
+  size_t total = cos_.bytes() + sin_.bytes() + partials_.bytes() + scratch_.bytes();
+  for (const Buffer& b : buffers_) total += b.data.bytes();
+  for (const Quantised& q : activations_) total += q.data.bytes();
+  for (const Region& v : vectors_) total += v.bytes();
+  return total;
+}
+
+}  // namespace paceline

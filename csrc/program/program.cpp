@@ -1,0 +1,266 @@
+// Running a Program: each thread walks the records; work is divided by rows, by tiles of outputs, or by attention units.
+#include "program/program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace paceline {
+namespace {
+
+size_t as_size(int n) { return static_cast<size_t>(n); }
+
+struct Range {
+  int begin, end;
+};
+Range share(int count, int thread, int num_threads) {
+  const auto cut = [&](int t) { return static_cast<int>(static_cast<int64_t>(count) * t / num_threads); };
+  return {cut(thread), cut(thread + 1)};
+}
+
+template <class T>
+T* take_aligned(uint8_t*& at, size_t bytes) {
+  at += (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
+  T* p = reinterpret_cast<T*>(at);
+  at += bytes;
+  return p;
+}
+
+}  // namespace
+
+void Program::begin_step(const StepInputs& inputs) {
+  CHECK(inputs.num_rows >= 1 && inputs.num_rows <= shape_.max_rows, "rows of a step");
+  CHECK(inputs.num_outputs >= 0 && inputs.num_outputs <= shape_.max_outputs, "outputs of a step");
+  step_ = inputs;
+  for (int i = 0; i < inputs.num_page_copies; ++i) {
+    const size_t values = shape_.attention.page_values();
+    std::memcpy(kv_.as<uint16_t>() + as_size(inputs.page_copies[2 * i + 1]) * values,
+                kv_.as<uint16_t>() + as_size(inputs.page_copies[2 * i]) * values, values * sizeof(uint16_t));
+  }
+  for (int s = 0; s < inputs.num_sequences; ++s)
+    for (int row = inputs.row_starts[s]; row < inputs.row_starts[s + 1]; ++row) sequence_of_row_[as_size(row)] = s;
+  plan_attention();
+}
+
+void Program::plan_attention() {
+  const AttentionShape& a = shape_.attention;
+  units_.clear();
+  any_partial_ = false;
+  const int rows_a_unit = std::max(1, kQueryRows / a.group());
+  for (int s = 0; s < step_.num_sequences; ++s) {
+    for (int begin = step_.row_starts[s]; begin < step_.row_starts[s + 1]; begin += rows_a_unit) {
+      const int end = std::min(begin + rows_a_unit, step_.row_starts[s + 1]);
+      const int first = step_.positions[begin], last = step_.positions[end - 1];
+      const int oldest = a.window > 0 ? std::max(0, first - a.window + 1) : 0;
+      const int split_begin = oldest / kSplitTokens, split_end = last / kSplitTokens + 1;
+      const bool partial = step_.num_rows <= kSplitRows && pool_.size() > 1 && split_end - split_begin > 1;
+      any_partial_ |= partial;
+      for (int row = begin; row < end; ++row) {
+        merge_begin_[as_size(row)] = split_begin;
+        merge_end_[as_size(row)] = partial ? split_end : 0;
+      }
+      for (int head = 0; head < a.num_kv_heads; ++head) {
+        if (partial)
+          for (int split = split_begin; split < split_end; ++split) units_.push_back({s, begin, end, head, split, split + 1, true});
+        else
+          units_.push_back({s, begin, end, head, split_begin, split_end, false});
+      }
+    }
+  }
+}
+
+void Program::fill_rope(int thread) {
+  const int d = shape_.attention.head_dim;
+  const Range rows = share(step_.num_rows, thread, pool_.size());
+  for (int row = rows.begin; row < rows.end; ++row) {
+    float* cos = cos_.as<float>() + as_size(row) * as_size(d);
+    float* sin = sin_.as<float>() + as_size(row) * as_size(d);
+    for (int i = 0; i < d / 2; ++i) {
+      const double angle = static_cast<double>(step_.positions[row]) * inverse_frequencies_[as_size(i)];
+      const float c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
+      cos[2 * i] = cos[2 * i + 1] = c;
+      sin[2 * i] = -s;
+      sin[2 * i + 1] = s;
+    }
+  }
+}
+
+bool Program::private_rows(const Record& record, int rows) const {
+  return (record.kind == Kind::norm || record.kind == Kind::quantise) && record.to_activations >= 0 && rows <= kPrivateRows &&
+         !activations_[as_size(record.to_activations)].shared;
+}
+
+Activations Program::view(int activations, int buffer, int rows, int thread) const {
+  Activations v{};
+  if (buffer >= 0) {
+    v.x = buffers_[as_size(buffer)].data.as<float>();
+    v.x_stride = buffers_[as_size(buffer)].stride;
+  }
+  if (activations >= 0) {
+    const Quantised& q = activations_[as_size(activations)];
+    uint8_t* at = q.data.as<uint8_t>();
+    int copy_rows = kPrivateRows;
+    if (q.shared || rows > kPrivateRows) {
+      at += as_size(pool_.size()) * (as_size(kPrivateRows) * q.row_bytes + 5 * 64);
+      copy_rows = q.rows;
+    } else {
+      at += as_size(thread) * (as_size(kPrivateRows) * q.row_bytes + 5 * 64);
+    }
+    const size_t groups = as_size(copy_rows) * as_size(q.q_stride / kActGroup);
+    v.q_stride = q.q_stride;
+    v.q = take_aligned<int8_t>(at, as_size(copy_rows) * as_size(q.q_stride));
+    v.scale = take_aligned<float>(at, groups * 4);
+    v.sum = take_aligned<float>(at, groups * 4);
+    v.half_sum = take_aligned<int32_t>(at, groups * 8);
+  }
+  return v;
+}
+
+AttentionArgs Program::attention_args(const Record& record) const {
+  AttentionArgs args{};
+  const Buffer& qkv = buffers_[as_size(record.from)];
+  args.shape = &shape_.attention;
+  args.layer = record.layer;
+  args.kv = kv_.as<uint16_t>();
+  args.page_table = step_.page_table;
+  args.page_table_stride = step_.page_table_stride;
+  args.positions = step_.positions;
+  args.q = qkv.data.as<float>() + record.q_column;
+  args.k = qkv.data.as<float>() + record.k_column;
+  args.v = qkv.data.as<float>() + record.v_column;
+  args.qkv_stride = qkv.stride;
+  if (record.to >= 0) {
+    args.out = buffers_[as_size(record.to)].data.as<float>();
+    args.out_stride = buffers_[as_size(record.to)].stride;
+  }
+  args.partials = partials_.as<float>();
+  args.max_splits = max_splits_;
+  args.cos = cos_.as<float>();
+  args.sin = sin_.as<float>();
+  args.q_norm = record.weight >= 0 ? vectors_[as_size(record.weight)].as<float>() : nullptr;
+  args.k_norm = record.weight2 >= 0 ? vectors_[as_size(record.weight2)].as<float>() : nullptr;
+  args.norm_eps = record.eps;
+  return args;
+}
+
+void Program::run_attention(const Record& record, int thread) {
+  const AttentionArgs args = attention_args(record);
+  float* scratch = scratch_.as<float>() + as_size(thread) * scratch_floats_;
+  // Units differ in cost, so threads take them one by one. Two counters take turns: while one is in use the other is reset.
+  std::atomic<int>& next = record.layer % 2 == 0 ? next_unit_ : next_unit_after_;
+  const int count = static_cast<int>(units_.size());
+  for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed))
+    kernels_.attention(args, units_[as_size(i)], scratch);
+  if (any_partial_) {
+    pool_.barrier();
+    const int heads = shape_.attention.num_heads;
+    const Range items = share(step_.num_rows * heads, thread, pool_.size());
+    for (int i = items.begin; i < items.end; ++i) {
+      const int row = i / heads;
+      if (merge_end_[as_size(row)] > 0)
+        kernels_.attention_merge(args, row, i % heads, merge_begin_[as_size(row)], merge_end_[as_size(row)]);
+    }
+  }
+  pool_.barrier();
+  if (thread == 0) next.store(0, std::memory_order_relaxed);
+}
+
+void Program::run_record(const Record& record, int thread) {
+  const int threads = pool_.size();
+  const int rows = rows_of(record);
+  const bool alone = private_rows(record, rows);
+  const Range mine = alone ? Range{0, rows} : share(rows, thread, threads);
+  const auto buffer = [&](int id) { return id >= 0 ? buffers_[as_size(id)].data.as<float>() : nullptr; };
+  const auto stride = [&](int id) { return id >= 0 ? buffers_[as_size(id)].stride : 0; };
+  switch (record.kind) {
+    case Kind::begin:
+      fill_rope(thread);
+      return;  // the embedding's barrier follows
+    case Kind::embed:
+      kernels_.embed(matrices_[as_size(record.weight)], step_.tokens, mine.begin, mine.end, buffer(record.to), stride(record.to));
+      break;
+    case Kind::norm:
+      kernels_.norm(buffer(record.from), stride(record.from), vectors_[as_size(record.weight)].as<float>(), record.size, record.eps,
+                    mine.begin, mine.end, buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread),
+                    record.to_activations >= 0);
+      break;
+    case Kind::quantise:
+      kernels_.quantise(buffer(record.from), stride(record.from), record.size, mine.begin, mine.end,
+                        view(record.to_activations, -1, rows, thread));
+      break;
+    case Kind::linear: {
+      const Activations in = view(record.from_activations, record.from, rows, thread);
+      const Range tiles = share(record.tiles, thread, threads);
+      int first = 0;
+      for (const Part& part : record.parts) {
+        const Matrix& m = matrices_[as_size(part.matrix)];
+        const int begin = std::max(tiles.begin, first) - first, end = std::min(tiles.end, first + m.num_tiles) - first;
+        first += m.num_tiles;
+        if (begin >= end || rows == 0) continue;
+        const LinearOut out{buffer(record.to) + part.column, stride(record.to),
+                            part.bias >= 0 ? vectors_[as_size(part.bias)].as<float>() : nullptr, record.accumulate};
+        kernels_.linear(m, in, rows, begin, end, out);
+      }
+      break;
+    }
+    case Kind::gate_up: {
+      const Range units = share((record.tiles + 1) / 2, thread, threads);
+      kernels_.gate_up(matrices_[as_size(record.weight)], matrices_[as_size(record.weight2)],
+                       view(record.from_activations, record.from, rows, thread), rows, units.begin, units.end, buffer(record.to),
+                       stride(record.to), view(record.to_activations, -1, rows, thread));
+      break;
+    }
+    case Kind::silu_mul:
+      kernels_.silu_mul(buffer(record.from), buffer(record.from) + record.q_column, stride(record.from), record.size, mine.begin, mine.end,
+                        buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread));
+      break;
+    case Kind::rope_write: {
+      const AttentionArgs args = attention_args(record);
+      const int heads = shape_.attention.num_kv_heads;
+      const Range items = share(rows * heads, thread, threads);
+      for (int i = items.begin; i < items.end; ++i) kernels_.rope_write(args, sequence_of_row_[as_size(i / heads)], i / heads, i % heads);
+      break;
+    }
+    case Kind::attention:
+      run_attention(record, thread);
+      return;
+    case Kind::select:
+      for (int i = mine.begin; i < mine.end; ++i)
+        std::memcpy(buffer(record.to) + as_size(i) * as_size(stride(record.to)),
+                    buffer(record.from) + as_size(step_.logit_rows[i]) * as_size(stride(record.from)),
+                    as_size(stride(record.to)) * sizeof(float));
+      break;
+    case Kind::sample:
+      for (int i = mine.begin; i < mine.end; ++i)
+        kernels_.sample_row(buffer(record.from) + as_size(i) * as_size(stride(record.from)), shape_.vocab_size, step_.sample_rows[i],
+                            step_.sample_lists, step_.sampled[i], scratch_.as<float>() + as_size(thread) * scratch_floats_);
+      return;  // the pool's own barrier follows
+  }
+  if (!alone) pool_.barrier();
+}
+
+void Program::run_records(int begin, int end) {
+  pool_.run([&](int thread) {
+    for (int i = begin; i < end; ++i) run_record(records_[as_size(i)], thread);
+  });
+}
+
+void Program::run(const StepInputs& inputs) {
+  begin_step(inputs);
+  // Without outputs the pass ends with the last layer: the tail works on outputs only.
+  run_records(0, num_records());
+}
+
+void Program::dequantised(int activations, int rows, float* out) const {
+  const Quantised& q = activations_[as_size(activations)];
+  const Activations v = view(activations, -1, rows, 0);
+  for (int row = 0; row < rows; ++row)
+    for (int i = 0; i < q.q_stride; ++i) {
+      const size_t at = as_size(row) * as_size(q.q_stride) + as_size(i);
+      out[at] = static_cast<float>(v.q[at]) * v.scale[at / kActGroup];
+    }
+}
+
+}  // namespace paceline

@@ -1,0 +1,162 @@
+// One pass of a model as a flat array of records, replayed by a few threads.
+//
+// Built once from Python (executors/native.py lowers the graph); nothing is allocated during a step. Per-step inputs are the patch points
+// in StepInputs. Every thread walks the same array; a record says how its work is divided and whether a barrier follows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "kernels/table.h"
+
+namespace paceline {
+
+// Memory that the kernel gives page by page when it is first touched; huge pages where it can.
+class Region {
+ public:
+  Region() = default;
+  explicit Region(size_t bytes);  // zeros
+  ~Region();
+  Region(Region&& other) noexcept;
+  Region& operator=(Region&& other) noexcept;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+struct StepInputs {
+  int32_t num_rows, num_sequences, num_outputs;
+  const int32_t* tokens;      // [rows]
+  const int32_t* positions;   // [rows]
+  const int32_t* row_starts;  // [sequences + 1]
+  const int32_t* page_table;  // [sequences][page_table_stride]
+  int32_t page_table_stride;
+  const int32_t* logit_rows;  // [outputs]
+  const int32_t* page_copies; // [copies][2] source, destination
+  int32_t num_page_copies;
+  const SampleRow* sample_rows;  // [outputs]
+  SampleLists sample_lists;
+  SampleOut* sampled;  // [outputs]
+};
+
+struct ProgramShape {
+  int32_t max_rows, max_outputs, vocab_size, num_pages, context_length;
+  AttentionShape attention;
+};
+
+class Program {
+ public:
+  Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, std::vector<double> inverse_frequencies);
+
+  // ---- building; ids are handed out in order ----
+  int add_matrix(const Matrix& matrix);
+  int add_vector(const float* data, int size);  // copied, padded with zeros to a multiple of 32
+  int add_buffer(int width, bool outputs);      // f32 [max_rows or max_outputs][width rounded up to 32]
+  int add_activations(int width, bool outputs); // the quantised form of such a buffer
+  void embed(int matrix, int buffer);
+  void norm(int from, int weight, float eps, int size, int to_buffer, int to_activations);
+  void quantise(int from, int size, int to_activations);
+  // `bias` per part or -1; `columns` where each part's outputs start. `from_buffer` / `from_activations` -1 where not needed.
+  void linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer, int from_activations,
+              int to_buffer, bool accumulate);
+  void gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations);
+  void silu_mul(int from, int up_column, int size, int to_buffer, int to_activations);
+  void rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps);
+  void attention(int layer, int buffer, int out);
+  void select(int from, int to);
+  void sample(int logits);
+
+  // ---- running ----
+  void run(const StepInputs& inputs);
+  // Debugging: records [begin, end) of a step that begin_step has set up.
+  void begin_step(const StepInputs& inputs);
+  void run_records(int begin, int end);
+
+  int num_records() const { return static_cast<int>(records_.size()); }
+  const char* record_name(int record) const;
+  float* buffer(int id) const { return buffers_[static_cast<size_t>(id)].data.as<float>(); }
+  int buffer_stride(int id) const { return buffers_[static_cast<size_t>(id)].stride; }
+  // Activations of a buffer as floats, for debugging: scale * q.
+  void dequantised(int activations, int rows, float* out) const;
+  int activations_stride(int id) const { return activations_[static_cast<size_t>(id)].q_stride; }
+  uint16_t* kv() const { return kv_.as<uint16_t>(); }
+  const ProgramShape& shape() const { return shape_; }
+  const Kernels& kernels() const { return kernels_; }
+  int num_threads() const { return pool_.size(); }
+  size_t workspace_bytes() const;
+
+ private:
+  enum class Kind : uint8_t { begin, embed, norm, quantise, linear, gate_up, silu_mul, rope_write, attention, select, sample };
+
+  struct Part {
+    int matrix, column, bias;
+  };
+  struct Record {
+    Kind kind;
+    int layer = 0;
+    int from = -1, from_activations = -1, to = -1, to_activations = -1;
+    int weight = -1, weight2 = -1;  // a vector or a matrix
+    int size = 0;
+    float eps = 0.0f;
+    bool accumulate = false;
+    bool outputs = false;  // works on the rows of outputs instead of those of the step
+    int q_column = 0, k_column = 0, v_column = 0;
+    std::vector<Part> parts{};
+    int tiles = 0;
+  };
+  struct Buffer {
+    Region data;
+    int stride;
+    bool outputs;
+  };
+  struct Quantised {
+    Region data;  // for each thread a private copy of kPrivateRows rows, then the shared rows
+    int q_stride;
+    int rows;
+    size_t row_bytes;
+    bool shared;  // some producer divides its work over the threads, so private copies are never used
+  };
+
+  // Up to this many rows every thread quantises all rows for itself, which is cheaper than a barrier.
+  static constexpr int kPrivateRows = 2;
+  // Up to this many rows attention may be divided by key splits as well; more rows divide well enough without.
+  static constexpr int kSplitRows = 8;
+
+  void run_record(const Record& record, int thread);
+  bool private_rows(const Record& record, int rows) const;
+  Activations view(int activations, int buffer, int rows, int thread) const;
+  void fill_rope(int thread);
+  void plan_attention();
+  void run_attention(const Record& record, int thread);
+  AttentionArgs attention_args(const Record& record) const;
+  int rows_of(const Record& record) const { return record.outputs ? step_.num_outputs : step_.num_rows; }
+
+  const Kernels& kernels_;
+  const ProgramShape shape_;
+  const std::vector<double> inverse_frequencies_;  // [head_dim / 2]; 0 where a pair does not rotate
+  ThreadPool pool_;
+  std::vector<Matrix> matrices_;
+  std::vector<Region> vectors_;
+  std::vector<Buffer> buffers_;
+  std::vector<Quantised> activations_;
+  std::vector<Record> records_;
+  Region kv_, cos_, sin_, partials_, scratch_;
+  size_t scratch_floats_ = 0;  // per thread
+  int max_splits_ = 0;
+  StepInputs step_{};
+  std::vector<AttentionUnit> units_;
+  std::vector<int32_t> sequence_of_row_, merge_begin_, merge_end_;  // [rows]; merge_end_ 0 = nothing to merge
+  bool any_partial_ = false;
+  alignas(64) std::atomic<int> next_unit_{0};
+  alignas(64) std::atomic<int> next_unit_after_{0};
+};
+
+}  // namespace paceline

@@ -1,0 +1,132 @@
+"""Frozen descriptions of a model, of an engine, and of the machine they run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from paceline.errors import ParameterError
+
+WeightFormat = Literal["native", "bf16", "int8", "int4"]
+KVFormat = Literal["f16", "bf16"]
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("native", "bf16", "int8", "int4")
+KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16")
+
+PAGE_TOKENS = 32
+"""Tokens in one page of the KV cache: two blocks of 16, the number of lanes in the attention kernel."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context.
+
+    ``kind`` "linear" divides positions by ``factor``; "llama3" divides only low frequencies by ``factor``, leaves high ones, and
+    interpolates between wavelengths ``original_context / low_freq_factor`` and ``original_context / high_freq_factor``;
+    "factors" divides frequency i by ``factors[i]`` (the form a GGUF file stores in ``rope_freqs.weight``).
+    """
+
+    kind: Literal["linear", "llama3", "factors"]
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: base ``theta``, the ``dim`` leading components of each head that rotate, optional scaling."""
+
+    theta: float
+    dim: int
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a decoder-only model is made of; the same for every file format.
+
+    ``sliding_window`` is the number of latest positions (the own one included) that a query sees, None for all.
+    """
+
+    architecture: Literal["llama", "qwen2", "qwen3"]
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_embeddings: bool
+    attention_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+
+    @property
+    def q_size(self) -> int:
+        """Outputs of the query projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Outputs of the key (and of the value) projection."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token keeps over all layers, in a 16-bit format."""
+        return 2 * 2 * self.kv_size * self.num_layers
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the engine may use of this machine.
+
+    ``num_threads`` respects affinity and the cgroup quota; ``available_bytes`` respects the cgroup limit.
+    """
+
+    isa: str
+    num_threads: int
+    available_bytes: int
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs. ``None`` means "decide from the machine"; ``resolve`` leaves no None but ``head_bits``.
+
+    ``token_budget`` bounds the rows of one step (so it is the prefill chunk); ``max_batch`` bounds the requests that run together.
+    """
+
+    weights: WeightFormat = "native"
+    head_bits: WeightFormat | None = None
+    kv_dtype: KVFormat = "f16"
+    context_length: int | None = None
+    max_batch: int = 64
+    token_budget: int = 256
+    kv_memory_bytes: int | None = None
+    num_threads: int | None = None
+    isa: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHT_FORMATS:
+            raise ParameterError("weights", self.weights, f"one of {', '.join(WEIGHT_FORMATS)}")
+        if self.head_bits is not None and self.head_bits not in WEIGHT_FORMATS:
+            raise ParameterError("head_bits", self.head_bits, f"one of {', '.join(WEIGHT_FORMATS)}")
+        if self.kv_dtype not in KV_FORMATS:
+            raise ParameterError("kv_dtype", self.kv_dtype, f"one of {', '.join(KV_FORMATS)}")
+        for field in ("context_length", "kv_memory_bytes", "num_threads"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ParameterError(field, value, "a positive number")
+        if not 1 <= self.max_batch <= 1024:
+            raise ParameterError("max_batch", self.max_batch, "between 1 and 1024")
+        if not self.max_batch <= self.token_budget <= 8192:
+            raise ParameterError("token_budget", self.token_budget, f"between max_batch ({self.max_batch}) and 8192")
+
+    def resolve(self, machine: Machine) -> EngineConfig:
+        """A copy in which threads and ISA are those of ``machine`` wherever they were left open."""
+        return replace(self, num_threads=self.num_threads or machine.num_threads, isa=self.isa or machine.isa)

@@ -1,0 +1,65 @@
+"""What goes down to an executor for one step and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import ModelConfig
+from paceline.sampling.rows import SampleRows, SampledRows
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The rows of one pass through the model, grouped by sequence.
+
+    tokens      [rows] i32         token ids
+    positions   [rows] i32         position of each row in its sequence; rows of a sequence are consecutive and ascending
+    row_starts  [sequences+1] i32  rows of sequence s are row_starts[s] : row_starts[s+1]
+    page_table  [sequences, p] i32 page of tokens 32*j : 32*j+32 of sequence s; entries past its length are ignored
+    logit_rows  [outputs] i32      rows whose logits are wanted, ascending
+    samples                        one entry an output, how its token is chosen
+    page_copies [n, 2] i32         (source, destination) pages to copy before anything else
+
+    A row attends to positions 0..its own of its sequence (within the sliding window): earlier ones are read from pages, those of the
+    same step are written first.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    row_starts: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+    logit_rows: NDArray[np.int32]
+    samples: SampleRows
+    page_copies: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one pass chose: ``sampled`` has one entry per ``StepPlan.logit_rows``."""
+
+    sampled: SampledRows
+
+
+class Executor(Protocol):
+    """Runs steps of one model over one KV pool. Not thread-safe: one step at a time."""
+
+    model: ModelConfig
+    num_pages: int
+    max_rows: int
+    max_outputs: int
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes the step, writing the keys and values of its rows into the pages that the plan names."""
+        ...
+
+    def logits(self) -> NDArray[np.float32]:
+        """Logits [outputs, vocab] of the last step, valid until the next."""
+        ...
+
+    def path(self) -> dict[str, str | int]:
+        """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
+        ...

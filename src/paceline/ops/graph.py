@@ -1,0 +1,55 @@
+"""A model as a list of nodes over named values: what builders write and executors read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Rows = Literal["step", "outputs"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A table of floats [rows, width]; ``rows`` is "step" for every token of a step, "outputs" for those whose logits are wanted."""
+
+    name: str
+    width: int
+    rows: Rows = "step"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One application of an op: values in, values out, the names of its weights, and its constants."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    weights: tuple[str, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the first value that the node makes."""
+        return self.outputs[0].name
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A weight that the graph reads: (outputs, inputs) for a matrix, (length,) for a vector.
+
+    ``rope_heads`` is the number of heads whose rows rotate in pairs (0: none), so that loaders can bring pairs together.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rope_heads: int = 0
+    role: Literal["layer", "embedding", "head"] = "layer"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order they run, the weights they read, and the value that holds the logits."""
+
+    nodes: tuple[Node, ...]
+    weights: dict[str, WeightSpec]
+    logits: Value

@@ -1,0 +1,207 @@
+"""What each op means, in plain numpy: the definition that every executor must agree with.
+
+Notation: x [rows, width] f32. Sums are taken in float64 where that costs little and rounded once to float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import PAGE_TOKENS, ModelConfig, RopeConfig
+from paceline.ops.graph import Node
+
+Table = NDArray[np.float32]
+ACTIVATION_GROUP = 32
+
+
+class Weights(Protocol):
+    """Weights by name: values as float32, and whether the kernels multiply them as integers."""
+
+    def values(self, name: str) -> Table: ...
+
+    def quantised(self, name: str) -> bool: ...
+
+
+@dataclass
+class KeyValues:
+    """The pages: keys and values [layers, pages, kv_heads, PAGE_TOKENS, head_dim] f32, rounded to the KV format when written."""
+
+    keys: Table
+    values: Table
+    format: Literal["f16", "bf16"]
+
+    def round(self, x: Table) -> Table:
+        """x as the format holds it; magnitudes beyond the largest finite f16 are stored as that."""
+        if self.format == "f16":
+            return np.clip(x, -65504.0, 65504.0).astype(np.float16).astype(np.float32)
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+        return rounded.view(np.float32)
+
+
+@dataclass
+class Step:
+    """What the ops of one step read besides their inputs; ``rope_write`` modifies ``kv``."""
+
+    model: ModelConfig
+    weights: Weights
+    kv: KeyValues
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    sequence_of_row: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+    logit_rows: NDArray[np.int32]
+    activations: Literal["int8", "float"] = "int8"
+
+
+def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
+    """int8 values [rows, width] and scales [rows, groups] of groups of 32: scale = max|x| / 127, q = rint(x * (127 / max|x|)).
+
+    The last group may be short. Groups whose largest magnitude is below 1e-36 become zeros.
+    """
+    rows, width = x.shape
+    groups = -(-width // ACTIVATION_GROUP)
+    padded = np.zeros((rows, groups * ACTIVATION_GROUP), np.float32)
+    padded[:, :width] = x
+    grouped = padded.reshape(rows, groups, ACTIVATION_GROUP)
+    largest = np.abs(grouped).max(axis=2)
+    live = ~(largest < np.float32(1e-36))
+    inverse = np.divide(np.float32(127.0), largest, out=np.zeros_like(largest), where=live)
+    q = np.rint(grouped * inverse[:, :, None]).astype(np.int8).reshape(rows, -1)[:, :width]
+    scale = np.where(live, largest / np.float32(127.0), np.float32(0.0)).astype(np.float32)
+    return q, scale
+
+
+def dequantise_activations(q: NDArray[np.int8], scale: Table) -> Table:
+    """scale * q, as float32."""
+    return q.astype(np.float32) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]]
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
+    """Radians a position for each pair of a head [head_dim / 2], scaling applied; pairs past ``rope.dim`` do not rotate.
+
+    Source: Su et al. 2104.09864; the "llama3" scaling from the Llama 3.1 release.
+    """
+    frequencies = np.zeros(head_dim // 2)
+    pairs = rope.dim // 2
+    frequencies[:pairs] = rope.theta ** (-np.arange(pairs) * 2.0 / rope.dim)
+    scaling = rope.scaling
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "factors":
+        frequencies[:pairs] /= np.asarray(scaling.factors)
+        return frequencies
+    wavelengths = np.divide(2 * np.pi, frequencies, out=np.full_like(frequencies, np.inf), where=frequencies > 0)
+    smooth = (scaling.original_context / wavelengths - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    smooth = np.clip(smooth, 0.0, 1.0)
+    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+
+
+def rotate(x: Table, positions: NDArray[np.int32], frequencies: NDArray[np.float64]) -> Table:
+    """Rotates the pairs (2i, 2i+1) of x [rows, heads, head_dim] by position * frequency."""
+    angles = positions[:, None] * frequencies[None, :]
+    cos = np.cos(angles).astype(np.float32)[:, None, :]
+    sin = np.sin(angles).astype(np.float32)[:, None, :]
+    even, odd = x[:, :, 0::2], x[:, :, 1::2]
+    out = np.empty_like(x)
+    out[:, :, 0::2] = even * cos - odd * sin
+    out[:, :, 1::2] = odd * cos + even * sin
+    return out
+
+
+def embed(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """Rows of the matrix for the step's tokens."""
+    return [step.weights.values(node.weights[0])[step.tokens]]
+
+
+def _normalise(x: Table, weight: Table, eps: float) -> Table:
+    mean = np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
+    return (x / np.sqrt(mean + eps) * weight).astype(np.float32)
+
+
+def rms_norm(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """x / sqrt(mean(x^2) + eps) * weight."""
+    return [_normalise(inputs[0], step.weights.values(node.weights[0]), node.attributes["eps"])]
+
+
+def linear(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """x W^T + b for each weight; x is rounded to int8 groups first where the weights are integers and the step says so."""
+    num_outputs = len(node.outputs)
+    exact = inputs[0]
+    rounded: Table | None = None
+    results = []
+    for index, name in enumerate(node.weights[:num_outputs]):
+        x = exact
+        if step.activations == "int8" and step.weights.quantised(name):
+            if rounded is None:
+                rounded = dequantise_activations(*quantise_activations(exact))
+            x = rounded
+        y = x @ step.weights.values(name).T
+        if node.attributes["num_biases"]:
+            y = y + step.weights.values(node.weights[num_outputs + index])
+        results.append(y.astype(np.float32))
+    return results
+
+
+def rope_write(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """Norms and rotates the heads of q and k, writes k and v to the rows' pages, returns q / sqrt(head_dim)."""
+    model, kv, layer = step.model, step.kv, node.attributes["layer"]
+    rows = len(step.positions)
+    q, k, v = (x.reshape(rows, -1, model.head_dim) for x in inputs)
+    if node.weights:
+        q = _normalise(q, step.weights.values(node.weights[0]), node.attributes["eps"])
+        k = _normalise(k, step.weights.values(node.weights[1]), node.attributes["eps"])
+    frequencies = inverse_frequencies(model.rope, model.head_dim)
+    q = rotate(q, step.positions, frequencies) * np.float32(1.0 / np.sqrt(np.float32(model.head_dim)))
+    k = rotate(k, step.positions, frequencies)
+    pages = step.page_table[step.sequence_of_row, step.positions // PAGE_TOKENS]
+    slots = step.positions % PAGE_TOKENS
+    kv.keys[layer, pages, :, slots] = kv.round(k)
+    kv.values[layer, pages, :, slots] = kv.round(v)
+    return [q.reshape(rows, -1)]
+
+
+def attention(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """Each row attends to the positions up to its own, at most the latest ``sliding_window`` of them."""
+    model, layer = step.model, node.attributes["layer"]
+    group = model.num_heads // model.num_kv_heads
+    out = np.empty_like(inputs[0])
+    for row, position in enumerate(step.positions):
+        first = 0 if model.sliding_window is None else max(0, int(position) - model.sliding_window + 1)
+        seen = np.arange(first, position + 1)
+        pages = step.page_table[step.sequence_of_row[row], seen // PAGE_TOKENS]
+        keys = step.kv.keys[layer, pages, :, seen % PAGE_TOKENS].astype(np.float64)
+        values = step.kv.values[layer, pages, :, seen % PAGE_TOKENS].astype(np.float64)
+        q = inputs[0][row].reshape(model.num_kv_heads, group, model.head_dim).astype(np.float64)
+        scores = np.einsum("hgd,thd->hgt", q, keys)
+        scores = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights = scores / scores.sum(axis=2, keepdims=True)
+        out[row] = np.einsum("hgt,thd->hgd", weights, values).reshape(-1).astype(np.float32)
+    return [out]
+
+
+def silu_mul(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """gate / (1 + exp(-gate)) * up."""
+    gate, up = inputs
+    with np.errstate(over="ignore"):
+        return [(gate.astype(np.float64) / (1.0 + np.exp(-gate.astype(np.float64))) * up).astype(np.float32)]
+
+
+def add(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """x + y."""
+    return [inputs[0] + inputs[1]]
+
+
+def select_outputs(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """The rows whose logits are wanted."""
+    return [inputs[0][step.logit_rows]]
+
+
