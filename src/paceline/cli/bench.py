@@ -68,8 +68,7 @@ def execute(args: argparse.Namespace) -> int:
 
         write_record(args.record, args.model, document)
     if args.json:
-        json.dump(document, sys.stdout, indent=2, allow_nan=False)
-        print()
+        print(json.dumps(document, indent=2, allow_nan=False))
     else:
         print("\n".join(summary(document)))
     return 0

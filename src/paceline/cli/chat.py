@@ -99,8 +99,6 @@ class Conversation:
         said: list[str] = []
         try:
             completion = print_stream(self._llm.chat(self.messages, self._params, stream=True), said)
-            if completion.error is not None:
-                raise completion.error
         except KeyboardInterrupt:
             print(dim("\n[stopped]", sys.stdout))
         except ContextLengthError as error:

@@ -49,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Runs the command; Ctrl-C ends the answer and the program."""
     params = sampling_params(args)
-    if not args.json and (params.logprobs is not None or params.prompt_logprobs is not None):
-        raise ParameterError("logprobs", "asked for", "only printed with --json")
+    for field in ("logprobs", "prompt_logprobs"):
+        if not args.json and getattr(params, field) is not None:
+            raise ParameterError(field, getattr(params, field), "printed with --json alone")
     config = engine_config(args)
     prompt = _prompt(args)
     llm, load_s = open_model(args.model, config, verbose=args.verbose)
@@ -58,19 +59,11 @@ def execute(args: argparse.Namespace) -> int:
         messages = _messages(args, llm, prompt)
         if args.json:
             completion = _complete(llm, prompt, messages, params)
-            json.dump(
-                document(args.model, completion, load_s, llm.path()),
-                sys.stdout,
-                indent=2,
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-            sys.stdout.write("\n")
+            result = document(args.model, completion, load_s, llm.path())
+            print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
         else:
             completion = _print_answer(llm, prompt, messages, params)
             print(dim(figures_line(completion, llm.path()), sys.stderr), file=sys.stderr)
-        if completion.error is not None:
-            raise completion.error
     return 0
 
 
@@ -153,9 +146,7 @@ def _messages(args: argparse.Namespace, llm: LLM, prompt: str) -> list[dict[str,
 
 
 def _complete(llm: LLM, prompt: str, messages: list[dict[str, str]] | None, params: SamplingParams) -> Completion:
-    result = llm.generate(prompt, params) if messages is None else llm.chat(messages, params)
-    assert not isinstance(result, list), "one prompt gives one completion"
-    return result
+    return llm.generate(prompt, params) if messages is None else llm.chat(messages, params)
 
 
 def _print_answer(llm: LLM, prompt: str, messages: list[dict[str, str]] | None, params: SamplingParams) -> Completion:

@@ -31,13 +31,15 @@ def rows_plan(tokens: Sequence[int], start: int, *, num_outputs: int) -> StepPla
     """One sequence's rows at positions ``start``.., the last ``num_outputs`` with logits, over pages 0, 1, 2, ... in
     order."""
     num_rows, end = len(tokens), start + len(tokens)
+    samples = greedy_rows(num_outputs)
+    samples.rows["position"] = np.arange(end - num_outputs + 1, end + 1)
     return StepPlan(
         tokens=np.asarray(tokens, np.int32),
         positions=np.arange(start, end, dtype=np.int32),
         row_starts=np.array([0, num_rows], np.int32),
         page_table=np.arange(-(-end // PAGE_TOKENS), dtype=np.int32)[None],
         logit_rows=np.arange(num_rows - num_outputs, num_rows, dtype=np.int32),
-        samples=greedy_rows(num_outputs),
+        samples=samples,
     )
 
 
