@@ -1,0 +1,348 @@
+"""What the bytes of a checkpoint's blocks mean, and of a packed matrix: the numpy reference of csrc/kernels/pack.cpp.
+
+Source: GGUF's block layouts (ggml-quants.c, gguf.quants); the packed layout is documented in ``weights/packed.py``.
+
+Notation: W [N, K] f32 weights, q integer codes, d and m a block's f16 scale and minimum, sc and mn a k-quant's 6-bit
+(Q6_K: 8-bit) ones.
+
+Departures: none in value. ``dequantize`` follows the file's own formula, so it has the bits of ``gguf.quants``.
+``to_affine`` moves codes into the range of the packed kinds: Q4_0 from -8..7 to 0..15 with minimum -8 d (exact), Q5_K
+from 0..31 to -16..15 with minimum m + 16 scale in f32, which halves what the rounding of its scale to f16 costs. Q5_1
+keeps q in 0..31: its d and m are f16 in the file and stay exact, whereas m + 16 d would not.
+
+Checked by: tests/unit/test_blocks.py against gguf.quants, tests/native/test_pack.py (native packer, bit for bit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.weights.packed import NATIVE_FORMATS, TILE, PackedFormat, PackedMatrix
+from paceline.weights.raw import BLOCK_KINDS, RawTensor
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+_BF16_QUIET = 0x0040
+_F16_NAN = 0x7E00
+
+
+@dataclass(frozen=True)
+class AffineGroups:
+    """A matrix W = scale * q + minimum, one scale (and minimum, None for 0) for each ``group`` inputs of an output.
+
+    q [N, K] i8; scale, minimum [N, ceil(K / group)] f32. The last group may be short.
+    """
+
+    q: NDArray[np.int8]
+    scale: F32
+    minimum: F32 | None
+    group: int
+
+    def values(self) -> F32:
+        """W [N, K] f32, with one multiplication and one addition in f32."""
+        num_inputs = self.q.shape[1]
+        product = np.repeat(self.scale, self.group, axis=1)[:, :num_inputs] * self.q.astype(np.float32)
+        if self.minimum is None:
+            return product
+        return product + np.repeat(self.minimum, self.group, axis=1)[:, :num_inputs]
+
+
+# --- floats ---
+
+
+def f32_to_bf16(values: F32) -> NDArray[np.uint16]:
+    """Bits of the nearest bf16, ties to even; a NaN stays a (quiet) NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(_BF16_QUIET)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def bf16_to_f32(bits: NDArray[np.uint16]) -> F32:
+    """Exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def f32_to_f16(values: F32) -> NDArray[np.uint16]:
+    """Bits of the nearest f16, ties to even; too large gives infinity, a NaN gives 0x7e00."""
+    with np.errstate(over="ignore", under="ignore"):
+        bits = np.asarray(values, np.float32).astype(np.float16).view(np.uint16)
+    return np.where(np.isnan(values), np.uint16(_F16_NAN), bits)
+
+
+def f16_to_f32(bits: NDArray[np.uint16]) -> F32:
+    """Exact."""
+    return bits.view(np.float16).astype(np.float32)
+
+
+def _round_f16(values: F32) -> F32:
+    return f16_to_f32(f32_to_f16(values))
+
+
+# --- blocks of a file ---
+# A decoder takes blocks [B, bytes] and returns the file's form: q [B, block] i8, scale [B, groups] f32, minimum
+# likewise (None for 0).
+
+Decoded = tuple[NDArray[np.int8], F32, "F32 | None"]
+
+
+def _half(blocks: Bytes, at: int) -> F32:
+    return f16_to_f32(np.ascontiguousarray(blocks[:, at : at + 2]).view(np.uint16))
+
+
+def _nibbles(data: Bytes) -> Bytes:
+    """[B, n] -> [B, 2n]: the low nibbles of all bytes, then the high ones."""
+    return np.concatenate([data & np.uint8(15), data >> np.uint8(4)], axis=1)
+
+
+def _fifth_bits(data: Bytes) -> Bytes:
+    """[B, 4] -> [B, 32]: bit i of the little-endian word, worth 16."""
+    return np.unpackbits(data, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(blocks: Bytes) -> Decoded:
+    return _nibbles(blocks[:, 2:18]).astype(np.int8) - np.int8(8), _half(blocks, 0), None
+
+
+def _q4_1(blocks: Bytes) -> Decoded:
+    return _nibbles(blocks[:, 4:20]).astype(np.int8), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Decoded:
+    q = _nibbles(blocks[:, 6:22]) | _fifth_bits(blocks[:, 2:6])
+    return q.astype(np.int8) - np.int8(16), _half(blocks, 0), None
+
+
+def _q5_1(blocks: Bytes) -> Decoded:
+    q = _nibbles(blocks[:, 8:24]) | _fifth_bits(blocks[:, 4:8])
+    return q.astype(np.int8), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q8_0(blocks: Bytes) -> Decoded:
+    return blocks[:, 2:34].view(np.int8), _half(blocks, 0), None
+
+
+def _k_scales(blocks: Bytes) -> tuple[F32, F32]:
+    """d * sc and -(dmin * mn), [B, 8] each, of Q4_K and Q5_K: d, dmin, then twelve bytes of 6-bit numbers."""
+    low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    sc = np.concatenate([low & 63, (high & 15) | ((low >> 2) & 48)], axis=1)
+    mn = np.concatenate([middle & 63, (high >> 4) | ((middle >> 2) & 48)], axis=1)
+    return _half(blocks, 0) * sc.astype(np.float32), -(_half(blocks, 2) * mn.astype(np.float32))
+
+
+def _k_nibbles(data: Bytes) -> Bytes:
+    """[B, 128] -> [B, 256]: each 32 bytes hold 32 low nibbles, then 32 high ones."""
+    return _nibbles(data.reshape(-1, 32)).reshape(-1, 256)
+
+
+def _q4_k(blocks: Bytes) -> Decoded:
+    return _k_nibbles(blocks[:, 16:144]).astype(np.int8), *_k_scales(blocks)
+
+
+def _q5_k(blocks: Bytes) -> Decoded:
+    bits = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    q = _k_nibbles(blocks[:, 48:176]) | (bits.reshape(-1, 256) << np.uint8(4))
+    return q.astype(np.int8), *_k_scales(blocks)
+
+
+def _q6_k(blocks: Bytes) -> Decoded:
+    low = _nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & np.uint8(3)
+    q = (low | (high.reshape(-1, 256) << np.uint8(4))).astype(np.int8) - np.int8(32)
+    return q, _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32), None
+
+
+_DECODERS: dict[str, Callable[[Bytes], Decoded]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def _decode(raw: RawTensor) -> AffineGroups:
+    """The tensor in the form of its file, codes not yet moved."""
+    num_outputs, num_inputs = raw.shape
+    block, block_bytes = BLOCK_KINDS[raw.kind]
+    assert num_inputs % block == 0, (raw.name, raw.shape, raw.kind)
+    q, scale, minimum = _DECODERS[raw.kind](raw.data.reshape(-1, block_bytes))
+    return AffineGroups(
+        q.reshape(num_outputs, num_inputs),
+        scale.reshape(num_outputs, -1),
+        None if minimum is None else minimum.reshape(num_outputs, -1),
+        block // scale.shape[1],
+    )
+
+
+def to_affine(raw: RawTensor) -> AffineGroups:
+    """A matrix of an integer kind in the range of its packed kind (q 0..15 for u4), scales not rounded yet."""
+    groups = _decode(raw)
+    if raw.kind == "Q4_0":
+        return AffineGroups(groups.q + np.int8(8), groups.scale, np.float32(-8) * groups.scale, groups.group)
+    if raw.kind == "Q5_K":
+        assert groups.minimum is not None
+        moved = groups.minimum + np.float32(16) * groups.scale
+        return AffineGroups(groups.q - np.int8(16), groups.scale, moved, groups.group)
+    return groups
+
+
+def dequantize(raw: RawTensor) -> F32:
+    """W [N, K] f32 (or [length] for a vector): bit for bit what ``gguf.quants.dequantize`` gives."""
+    data: Bytes = np.ascontiguousarray(raw.data)
+    if raw.kind == "F32":
+        return data.view(np.float32).reshape(raw.shape)
+    if raw.kind == "F16":
+        return f16_to_f32(data.view(np.uint16)).reshape(raw.shape)
+    if raw.kind == "BF16":
+        return bf16_to_f32(data.view(np.uint16)).reshape(raw.shape)
+    rows = RawTensor(raw.name, (1 if len(raw.shape) == 1 else raw.shape[0], raw.shape[-1]), raw.kind, data)
+    return _decode(rows).values().reshape(raw.shape)
+
+
+# --- quantising on load ---
+
+
+def quantize_rtn(weights: F32, fmt: Literal["int8", "int4"], *, group: int = 32) -> AffineGroups:
+    """W [N, K] rounded to nearest in groups along K; does not modify ``weights``.
+
+    int8: scale = absmax / 127, q in -127..127, no minimum. int4: minimum = min W, scale = (max W - minimum) / 15, q in
+    0..15. Scale and minimum are rounded to f16 before q is computed, so q is the best code for what is stored;
+    q = rint((w - minimum) / scale) in f32, ties to even, clamped. A group whose scale is 0 has q = 0; a group with a
+    weight that is not finite has scale NaN and q = 0.
+    """
+    num_outputs, num_inputs = weights.shape
+    num_groups = -(-num_inputs // group)
+    padded = np.pad(weights, ((0, 0), (0, num_groups * group - num_inputs)), mode="edge")
+    grouped = padded.reshape(num_outputs, num_groups, group)
+    finite: NDArray[np.bool_] = np.isfinite(grouped).min(axis=2)
+    grouped = np.where(finite[:, :, None], grouped, np.float32(0))
+    zero = np.float32(0)
+    minimum: F32 | None = None
+    if fmt == "int8":
+        scale = np.abs(grouped).max(axis=2) / np.float32(127)
+        low, high = -127.0, 127.0
+    else:
+        minimum = _round_f16(grouped.min(axis=2) + zero)  # + 0: the sign of a zero minimum must not depend on order
+        span = grouped.max(axis=2) - minimum
+        scale = np.where(span > zero, span, zero) / np.float32(15)
+        grouped = grouped - minimum[:, :, None]
+        low, high = 0.0, 15.0
+    scale = _round_f16(scale)
+    usable = (scale > zero) & np.isfinite(scale)
+    ratio = grouped / np.where(usable, scale, np.float32(1))[:, :, None]
+    ratio = np.clip(np.where(usable[:, :, None], ratio, zero), np.float32(low), np.float32(high))
+    q = np.rint(ratio).astype(np.int8).reshape(num_outputs, -1)[:, :num_inputs]
+    return AffineGroups(q, np.where(finite, scale, np.float32("nan")), minimum, group)
+
+
+# --- the packed layout ---
+
+
+def _pad(array: NDArray[Scalar], rows: int, columns: int) -> NDArray[Scalar]:
+    return np.pad(array, ((0, rows - array.shape[0]), (0, columns - array.shape[1])))
+
+
+def _to_bits(values: F32, fmt: PackedFormat) -> NDArray[np.uint16] | NDArray[np.uint32]:
+    if fmt.kind == "f32":
+        return values.view(np.uint32)
+    return f32_to_bf16(values) if fmt.kind == "bf16" else f32_to_f16(values)
+
+
+def pack(matrix: AffineGroups | F32, fmt: PackedFormat) -> Bytes:
+    """The bytes that ``weights/packed.py`` describes; scales of ``AffineGroups`` (u4, i8) are rounded to f16 here."""
+    num_outputs, num_inputs = matrix.q.shape if isinstance(matrix, AffineGroups) else matrix.shape
+    tiles = -(-num_outputs // TILE)
+    columns = -(-num_inputs // fmt.group_inputs) * fmt.group_inputs
+    if not isinstance(matrix, AffineGroups):
+        assert fmt.group == 0, fmt
+        bits = _pad(_to_bits(np.ascontiguousarray(matrix), fmt), tiles * TILE, columns)
+        tiled = bits.reshape(tiles, TILE, columns // fmt.group_inputs, fmt.group_inputs)
+        return np.ascontiguousarray(tiled.transpose(0, 2, 1, 3)).view(np.uint8).reshape(-1)
+    assert fmt.group == matrix.group, (fmt, matrix.group)
+    groups = columns // fmt.group
+    codes = _pad(matrix.q.view(np.uint8), tiles * TILE, columns).reshape(tiles, TILE, groups, fmt.group // 4, 4)
+    parts = [codes.transpose(0, 2, 3, 1, 4).reshape(tiles, groups, -1)]
+    if fmt.kind == "u4":
+        assert 0 <= int(matrix.q.min()) <= int(matrix.q.max()) <= 15
+        parts = [parts[0][:, :, :256] | (parts[0][:, :, 256:] << np.uint8(4))]
+    per_group = [matrix.scale]
+    if fmt.has_min:
+        per_group.append(np.zeros_like(matrix.scale) if matrix.minimum is None else matrix.minimum)
+    elif fmt.kind == "u4":
+        assert matrix.minimum is not None
+        assert np.array_equal(matrix.minimum, np.float32(-8) * matrix.scale, equal_nan=True)
+    else:
+        assert matrix.minimum is None
+    for values in per_group:
+        halves = _pad(f32_to_f16(values), tiles * TILE, groups).reshape(tiles, TILE, groups)
+        parts.append(np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint8))
+    return np.concatenate(parts, axis=2).reshape(-1)
+
+
+def _from_bits(bits: NDArray[Any], fmt: PackedFormat) -> F32:
+    if fmt.kind == "f32":
+        return bits.view(np.float32)
+    return bf16_to_f32(bits) if fmt.kind == "bf16" else f16_to_f32(bits)
+
+
+def unpack(matrix: PackedMatrix) -> F32:
+    """W [N, K] f32 that the packed bytes mean.
+
+    f16 scales and minima are widened, then scale * q + minimum with one multiplication and one addition in f32.
+    """
+    fmt = matrix.format
+    tiles, groups = -(-matrix.num_outputs // TILE), -(-matrix.num_inputs // fmt.group_inputs)
+    data = matrix.data.reshape(tiles, groups, fmt.group_bytes)
+    if fmt.group == 0:
+        tiled = data.view(np.uint32 if fmt.kind == "f32" else np.uint16).reshape(tiles, groups, TILE, fmt.group_inputs)
+        rows = np.ascontiguousarray(tiled.transpose(0, 2, 1, 3)).reshape(tiles * TILE, -1)
+        return np.ascontiguousarray(_from_bits(rows, fmt)[: matrix.num_outputs, : matrix.num_inputs])
+    code_bytes = fmt.group * TILE // (2 if fmt.kind == "u4" else 1)
+    codes = data[:, :, :code_bytes]
+    if fmt.kind == "u4":
+        codes = np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], axis=2)
+    q = codes.reshape(tiles, groups, fmt.group // 4, TILE, 4).transpose(0, 3, 1, 2, 4).reshape(tiles * TILE, -1)
+
+    def per_group(at: int) -> F32:
+        halves = np.ascontiguousarray(data[:, :, at : at + 2 * TILE]).view(np.uint16)
+        return f16_to_f32(np.ascontiguousarray(halves.transpose(0, 2, 1))).reshape(tiles * TILE, groups)
+
+    scale = per_group(code_bytes)
+    minimum: F32 | None = None
+    if fmt.has_min:
+        minimum = per_group(code_bytes + 2 * TILE)
+    elif fmt.kind == "u4":
+        minimum = np.float32(-8) * scale
+    n = matrix.num_outputs
+    groups_form = AffineGroups(
+        q[:n, : matrix.num_inputs].view(np.int8), scale[:n], None if minimum is None else minimum[:n], fmt.group
+    )
+    return groups_form.values()
+
+
+def pack_raw(raw: RawTensor, fmt: PackedFormat, permutation: NDArray[np.int32] | None = None) -> Bytes:
+    """What the native packer writes: the file's codes where ``fmt`` is the kind's native format, else rounded from f32.
+
+    Row r of the result is row ``permutation[r]`` of the tensor.
+    """
+    order = slice(None) if permutation is None else permutation
+    if fmt.group and fmt == NATIVE_FORMATS[raw.kind]:
+        groups = to_affine(raw)
+        minimum = None if groups.minimum is None else groups.minimum[order]
+        return pack(AffineGroups(groups.q[order], groups.scale[order], minimum, groups.group), fmt)
+    values = dequantize(raw)[order]
+    if fmt.group == 0:
+        return pack(values, fmt)
+    assert (fmt.kind == "u4") == fmt.has_min, f"rounding to {fmt} is not defined"
+    return pack(quantize_rtn(values, "int4" if fmt.kind == "u4" else "int8", group=fmt.group), fmt)
