@@ -103,9 +103,9 @@ bool pack_matrix(const Source& data, const std::string& kind, int64_t num_output
 }  // namespace
 
 void bind_pack(nb::module_& m) {
-  m.def("pack_matrix", &pack_matrix, nb::arg("data"), nb::arg("kind"), nb::arg("num_outputs"), nb::arg("num_inputs"),
-        nb::arg("permutation").none(), nb::arg("target_kind"), nb::arg("group"), nb::arg("has_min"), nb::arg("out"),
-        nb::arg("num_threads"),
+  m.def("pack_matrix", &pack_matrix, nb::arg("data").noconvert(), nb::arg("kind"), nb::arg("num_outputs"),
+        nb::arg("num_inputs"), nb::arg("permutation").none(), nb::arg("target_kind"), nb::arg("group"),
+        nb::arg("has_min"), nb::arg("out").noconvert(), nb::arg("num_threads"),
         "Writes the packed form of a tensor's rows to out (u8, whole tiles). Returns False when a scale, minimum or "
         "float weight in it is "
         "not finite. Raises ValueError when sizes, kinds or the permutation do not fit.");

@@ -226,6 +226,13 @@ def test_arguments_that_do_not_fit_are_refused(changes: dict[str, object], probl
         call(**changes)
 
 
+@pytest.mark.parametrize("out", [np.empty(2176, np.int8), np.empty(4352, np.uint8)[::2], np.empty((2, 1088), np.uint8)])
+def test_out_is_never_a_converted_copy(out: np.ndarray) -> None:
+    assert NATIVE_FORMATS["Q8_0"].matrix_bytes(32, 64) == out.size
+    with pytest.raises(TypeError):
+        call(out=out)
+
+
 def checkpoint_of(*tensors: RawTensor) -> SimpleNamespace:
     return SimpleNamespace(path="model.gguf", tensor={raw.name: raw for raw in tensors}.__getitem__)
 
