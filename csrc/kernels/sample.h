@@ -17,20 +17,20 @@
 namespace paceline {
 
 struct SampleRow {
-    uint64_t seed;
-    uint32_t position;
-    float temperature;  // 0 = argmax
-    float top_p;        // 1 = off
-    float min_p;        // 0 = off
-    float repetition_penalty;
-    float presence_penalty;
-    float frequency_penalty;
-    int32_t top_k;         // 0 = off
-    int32_t num_logprobs;  // alternatives; -1 = not even the token's own
-    int32_t forced;        // token taken whatever the logits say; -1 = none
-    int32_t counts_start, counts_len;
-    int32_t bias_start, bias_len;
-    int32_t banned_start, banned_len;
+  uint64_t seed;
+  uint32_t position;
+  float temperature;  // 0 = argmax
+  float top_p;        // 1 = off
+  float min_p;        // 0 = off
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  int32_t top_k;         // 0 = off
+  int32_t num_logprobs;  // alternatives; -1 = not even the token's own
+  int32_t forced;        // token taken whatever the logits say; -1 = none
+  int32_t counts_start, counts_len;
+  int32_t bias_start, bias_len;
+  int32_t banned_start, banned_len;
 };
 static_assert(sizeof(SampleRow) == 72 && alignof(SampleRow) == 8);
 static_assert(offsetof(SampleRow, position) == 8 && offsetof(SampleRow, top_k) == 36);
@@ -38,37 +38,37 @@ static_assert(offsetof(SampleRow, forced) == 44 && offsetof(SampleRow, banned_le
 
 // The flat arrays that a step's rows address by (start, len), and how many entries each holds.
 struct SampleLists {
-    const int32_t* count_tokens;  // ids in prompt or output, each once a row
-    const int32_t* count_values;  // times each is in the output
-    const int32_t* bias_tokens;
-    const float* bias_values;
-    const int32_t* banned_tokens;
-    int32_t num_counts, num_biases, num_banned;
+  const int32_t* count_tokens;  // ids in prompt or output, each once a row
+  const int32_t* count_values;  // times each is in the output
+  const int32_t* bias_tokens;
+  const float* bias_values;
+  const int32_t* banned_tokens;
+  int32_t num_counts, num_biases, num_banned;
 };
 
 enum SampleStatus : uint32_t {
-    kSampleOk = 0,
-    kSampleNotFinite = 1,    // a logit is NaN or infinite
-    kSampleNothingLeft = 2,  // every token is banned
-    kSampleBadToken = 3,     // a listed or forced id lies outside the vocabulary, or a list outside the step's arrays
+  kSampleOk = 0,
+  kSampleNotFinite = 1,    // a logit is NaN or infinite
+  kSampleNothingLeft = 2,  // every token is banned
+  kSampleBadToken = 3,     // a listed or forced id lies outside the vocabulary, or a list outside the step's arrays
 };
 
 // Written by sample_row. The caller points top_tokens and top_logprobs at num_logprobs entries each (null when there are none).
 // On any status but kSampleOk: token -1, logprob NaN, num_top 0. Entries from num_top on are not written.
 struct SampleOut {
-    int32_t token;
-    uint32_t status;  // SampleStatus
-    float logprob;    // NaN when num_logprobs is -1
-    int32_t num_top;  // min(num_logprobs, vocab)
-    int32_t* top_tokens;
-    float* top_logprobs;  // descending
+  int32_t token;
+  uint32_t status;  // SampleStatus
+  float logprob;    // NaN when num_logprobs is -1
+  int32_t num_top;  // min(num_logprobs, vocab)
+  int32_t* top_tokens;
+  float* top_logprobs;  // descending
 };
 
 // Floats of scratch for a vocabulary: z, maxima of blocks of 64, and up to `vocab` candidates of (z, id, weight). No alignment needed;
 // all of it is written only when a filter keeps nearly everything.
 static constexpr size_t sample_scratch_floats(int vocab) {
-    const size_t blocks = (static_cast<size_t>(vocab) + 63) / 64;
-    return blocks * 64 * 4 + (blocks + 15) / 16 * 16;
+  const size_t blocks = (static_cast<size_t>(vocab) + 63) / 64;
+  return blocks * 64 * 4 + (blocks + 15) / 16 * 16;
 }
 
 // In each instruction set's namespace:

@@ -61,7 +61,7 @@ class SamplingParams:
     n                   answers to the same prompt
     max_tokens          longest answer, None = to the end of the context
     min_tokens          no end of text and no stop before so many tokens
-    stop                strings that end the answer and are not part of it; a string, a list, and None entries are understood
+    stop                strings that end the answer and are not part of it; also one string, or a list with None entries
     stop_token_ids      tokens that end the answer
     ignore_eos          the model's own end of text does not end the answer
     logprobs            None = none, k = log-probability of each token and of the k most likely ones

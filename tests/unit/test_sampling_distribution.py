@@ -143,7 +143,8 @@ def check_against_loops(x: NDArray[np.float32], case: dict[str, Any]) -> None:
     before = x.copy()
     z = transform(x, row, samples)
     expected_z = slow_transform(x, fields, case.get("counts", {}), case.get("bias", {}), case.get("banned", []))
-    assert z.dtype == np.float32 and z.tolist() == [float(v) for v in expected_z]
+    assert z.dtype == np.float32
+    assert z.tolist() == [float(v) for v in expected_z]
     np.testing.assert_array_equal(x, before)
     p = probabilities(x, row, samples)
     # exp, one sum and one division in float64 each: a handful of roundings.
@@ -185,7 +186,8 @@ def test_top_p_keeps_the_smallest_prefix_and_breaks_ties_by_id() -> None:
 
 
 def test_filters_apply_in_order_on_what_is_left() -> None:
-    # Masses 8, 4, 2, 1 (of 15). top_p alone needs 3 tokens for 0.9; after top_k=2 (8 + 4 = 12) it needs both, and 0.6 only the first.
+    # Masses 8, 4, 2, 1 (of 15). top_p alone needs 3 tokens for 0.9; after top_k=2 (8 + 4 = 12) it needs both, and for
+    # 0.6 only the first.
     z = np.log(np.array([8, 4, 2, 1], np.float32))
     assert kept(z, one_row(temperature=1, top_p=0.9).rows[0]).sum() == 3
     assert kept(z, one_row(temperature=1, top_p=0.6, top_k=2).rows[0]).sum() == 1
@@ -210,8 +212,8 @@ def test_nothing_to_choose_from() -> None:
         with pytest.raises(NoTokenError, match="banned"):
             probabilities(x, samples.rows[0], samples)
     for bad in (np.nan, np.inf, -np.inf):
+        samples = one_row(temperature=1)
         with pytest.raises(NoTokenError, match="finite"):
-            samples = one_row(temperature=1)
             probabilities(np.array([0, bad, 1], np.float32), samples.rows[0], samples)
     past_the_arrays = one_row()
     past_the_arrays.rows["banned_len"] = 5
@@ -226,6 +228,7 @@ def test_log_softmax_and_alternatives() -> None:
     np.testing.assert_allclose(log_softmax(x), expected, rtol=1e-14)
     assert ranking(x[1]).tolist() == [0, 2, 3, 1]
     tokens, values = top_alternatives(x[0], 3)
-    assert tokens.tolist() == [1, 2, 0] and tokens.dtype == np.int32
+    assert tokens.tolist() == [1, 2, 0]
+    assert tokens.dtype == np.int32
     np.testing.assert_array_equal(values, log_softmax(x[0])[[1, 2, 0]].astype(np.float32))
     assert len(top_alternatives(x[0], 9)[0]) == 4

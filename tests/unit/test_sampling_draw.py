@@ -1,4 +1,4 @@
-"""Draws: the generator against published answers, frequencies against ``probabilities``, and what a draw may depend on."""
+"""Draws: the generator against published answers, frequencies against ``probabilities``, what a draw may depend on."""
 
 from __future__ import annotations
 
@@ -67,11 +67,13 @@ def test_words_follow_the_contract() -> None:
 
 def test_uniforms_and_gumbel_stay_finite_at_the_ends() -> None:
     u = uniforms(3, 4, 100_000)
-    assert 0 < u.min() < 1e-4 and 1 - 1e-4 < u.max() < 1
+    assert 0 < u.min() < 1e-4
+    assert 1 - 1e-4 < u.max() < 1
     # Standard error of a mean of 1e5: uniform 0.0009, Gumbel 0.004; five of them.
     assert abs(u.mean() - 0.5) < 0.0046
     noise = gumbel(3, 4, 100_000)
-    assert np.isfinite(noise).all() and abs(noise.mean() - np.euler_gamma) < 0.021
+    assert np.isfinite(noise).all()
+    assert abs(noise.mean() - np.euler_gamma) < 0.021
     np.testing.assert_allclose(noise, -np.log(-np.log(u)), rtol=1e-9, atol=1e-12)
 
 
@@ -88,7 +90,7 @@ FIELDS = [
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_frequencies_equal_probabilities(fields: dict[str, float]) -> None:
-    count = 3000
+    count = 2000
     samples = sampled_rows(count, seed=12, **fields)
     tokens = sample_reference(np.tile(LOGITS, (count, 1)), samples).tokens
     p = probabilities(LOGITS, samples.rows[0], samples)
@@ -96,8 +98,8 @@ def test_frequencies_equal_probabilities(fields: dict[str, float]) -> None:
 
 
 def test_wrong_frequencies_are_noticed() -> None:
-    samples = sampled_rows(3000, seed=12, temperature=1.0)
-    counts = np.bincount(sample_reference(np.tile(LOGITS, (3000, 1)), samples).tokens, minlength=7)
+    samples = sampled_rows(2000, seed=12, temperature=1.0)
+    counts = np.bincount(sample_reference(np.tile(LOGITS, (2000, 1)), samples).tokens, minlength=7)
     for fields in ({"temperature": 1.3}, {"temperature": 1.0, "top_k": 6}):
         wrong = sampled_rows(1, **fields)
         assert chi_square_excess(counts, probabilities(LOGITS, wrong.rows[0], wrong)) > 1

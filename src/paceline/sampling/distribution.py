@@ -1,16 +1,17 @@
-"""From the logits of one output to the distribution its token is drawn from: the definition that native sampling must equal.
+"""From the logits of one output to the distribution its token is drawn from: what native sampling must equal.
 
-Source: top-k (Fan et al. 2018, 1805.04833), top-p (Holtzman et al. 2019, 1904.09751), min-p (Nguyen et al. 2024, 2407.01082),
-repetition penalty (Keskar et al. 2019, 1909.05858).
+Source: top-k (Fan et al. 2018, 1805.04833), top-p (Holtzman et al. 2019, 1904.09751), min-p (Nguyen et al. 2024,
+2407.01082), repetition penalty (Keskar et al. 2019, 1909.05858).
 
 Notation
     x [vocab]  the model's own logits, float32
-    z [vocab]  after bias, bans, penalties and temperature, float32; rounded after each operation, so native code has the same bits
+    z [vocab]  after bias, bans, penalties and temperature; float32, rounded at each operation, as native code does
     m          max z
     p [vocab]  the distribution that is drawn from, float64
 
-Order: logit_bias, banned, repetition penalty, frequency penalty, presence penalty, temperature, top_k, top_p, min_p. Each filter
-sees the distribution that the one before left, renormalised. Tokens are ranked by z descending, then by id ascending.
+Order: logit_bias, banned, repetition penalty, frequency penalty, presence penalty, temperature, top_k, top_p, min_p.
+Each filter sees the distribution that the one before left, renormalised. Tokens are ranked by z descending, then by id
+ascending.
 
 Departures: none of the filters can empty the set, since the first-ranked token always passes.
 
@@ -28,11 +29,11 @@ from paceline.sampling.rows import SampleRows
 
 
 class NoTokenError(ValueError):
-    """No token can be chosen: the logits are not finite, every token is banned, or an id lies outside the vocabulary."""
+    """No token can be chosen: a logit is not finite, every token is banned, or an id lies outside the vocabulary."""
 
 
 def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> NDArray[np.float32]:
-    """Returns z: the logits after bias, bans, penalties and temperature (which 0 leaves out). Does not modify ``logits``.
+    """Returns z: logits after bias, bans, penalties and temperature (which 0 leaves out). Does not modify ``logits``.
 
     logits [vocab] f32; ``row`` one SAMPLE_ROW whose starts and counts address the flat arrays of ``lists``.
     Raises ``NoTokenError``.
@@ -92,7 +93,7 @@ def kept(z: NDArray[np.float32], row: np.void) -> NDArray[np.bool_]:
 
 
 def probabilities(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> NDArray[np.float64]:
-    """The exact distribution p [vocab] that the token of ``row`` is drawn from; at temperature 0 all of it on one token.
+    """The exact distribution p [vocab] that the token of ``row`` is drawn from; at temperature 0 it is one token.
 
     A forced token is not a draw and is ignored here. Raises ``NoTokenError``.
     """
@@ -103,7 +104,8 @@ def probabilities(logits: NDArray[np.float32], row: np.void, lists: SampleRows) 
         return p
     keep = kept(z, row)
     p[keep] = np.exp(z[keep].astype(np.float64) - np.float64(z.max()))
-    return p / p.sum()
+    p /= p.sum()
+    return p
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -115,6 +117,6 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def top_alternatives(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The ``count`` most likely ids (fewer if the vocabulary is smaller) and their log-probabilities, descending, ties by id."""
+    """The ``count`` most likely ids (or the whole vocabulary) and their log-probabilities, descending, ties by id."""
     tokens = ranking(logits)[:count]
     return tokens.astype(np.int32), log_softmax(logits)[tokens].astype(np.float32)

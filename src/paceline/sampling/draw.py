@@ -8,9 +8,11 @@ Notation
     G  -log(-log u), standard Gumbel noise
     z, p  as in sampling/distribution.py
 
-argmax_i (z_i + G_i) over the kept tokens is a draw from p, and the noise of a token does not depend on which others are kept.
+argmax_i (z_i + G_i) over the kept tokens is a draw from p, and the noise of a token does not depend on which others are
+kept.
 
-Departures: native code computes G in float32, so where the two best scores differ by less than about 1e-5 it may choose the other.
+Departures: native code computes G in float32, so where the two best scores differ by less than about 1e-5 it may choose
+the other.
 
 Checked by: tests/unit/test_sampling_draw.py (Random123's known answers, frequencies against ``probabilities``),
 tests/native/test_sample.py.
