@@ -61,7 +61,11 @@ class ChatTemplate:
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        from paceline.text.generation_tag import GenerationTag
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:

@@ -45,11 +45,11 @@ class _Vocabulary:
     def token_id(self, key: str) -> int | None:
         """The id under that key, which must be a token's, else the default of this kind of vocabulary."""
         value = self.get(key, SENTENCEPIECE_DEFAULTS.get(key) if self.model == "llama" else None)
-        if value is not None and not 0 <= value < len(self.tokens):
+        if value is not None and not (isinstance(value, int) and 0 <= value < len(self.tokens)):
             raise CheckpointError(
                 self.path, f"tokenizer.ggml.{key} is {value}, but there are {len(self.tokens)} tokens"
             )
-        return value  # type: ignore[no-any-return]
+        return value
 
 
 def tokenizer_from_metadata(path: Path, metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
@@ -95,10 +95,10 @@ def _byte_level(vocabulary: _Vocabulary, pretokenizer: PreTokenizer) -> tokenize
     merges = vocabulary.get("merges")
     if not isinstance(merges, list):
         raise CheckpointError(vocabulary.path, "metadata lacks tokenizer.ggml.merges")
-    halves = " ".join(merges).split(" ")
-    pairs = list(zip(halves[::2], halves[1::2], strict=False))
-    if len(pairs) != len(merges):
+    halves = " ".join(merges).split(" ") if merges else []
+    if len(halves) != 2 * len(merges):
         raise CheckpointError(vocabulary.path, "tokenizer.ggml.merges holds something that is not a pair")
+    pairs = list(zip(halves[::2], halves[1::2], strict=True))
     try:
         model = BPE(vocab=_ids(vocabulary), merges=pairs, ignore_merges=pretokenizer.ignore_merges)
     except Exception as error:  # the library raises plain Exception for a merge of unknown tokens
@@ -144,11 +144,11 @@ def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tup
     runs of a repeated pattern.
     """
     ranked: list[tuple[float, int, int, str, str]] = []
-    for token in ids:
+    for token, token_id in ids.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                ranked.append((-scores[ids[token]], ids[left], ids[right], left, right))
+            left = token[:cut]
+            if left in ids and (right := token[cut:]) in ids:
+                ranked.append((-scores[token_id], ids[left], ids[right], left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
 

@@ -26,7 +26,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen2ForCausalLM": Family(
         "qwen2",
-        {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "attention_bias": True},
+        {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     ),
     "Qwen3ForCausalLM": Family(
         "qwen3",
@@ -105,7 +105,7 @@ def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:
         rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
         rope=_rope(keys, head_dim),
         tie_embeddings=bool(keys.get("tie_word_embeddings", False)),
-        attention_bias=bool(keys.get("attention_bias", False)),
+        attention_bias=family.architecture == "qwen2" or bool(keys.get("attention_bias", False)),
         qk_norm=family.architecture == "qwen3",
         sliding_window=_sliding_window(keys, names[0], num_layers),
     )
