@@ -7,8 +7,8 @@ namespace paceline::PL_ISA {
 namespace {
 
 constexpr int kBlock = 64;
-constexpr int kSuperBlock =
-    16;                     // blocks whose partial sums or maxima stay in registers: bounds the rounding error of sums
+// Blocks whose partial sums or maxima stay in registers: bounds the rounding error of sums.
+constexpr int kSuperBlock = 16;
 constexpr int kBins = 512;  // 4 kB of stack; one level leaves about 1/512 of the candidates
 constexpr int kFew = 16;    // candidates that are sorted by insertion
 constexpr float kMinusInfinity = -__builtin_inff();
