@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     verify = _workload(workloads, "verify-cost", "the cost of a pass over 1 to 64 tokens, relative to one", runs=15)
     verify.add_argument("--depth", type=positive, default=64, metavar="N", help="tokens in the cache (default 64)")
+    verify.add_argument("--max-rows", type=positive, default=64, metavar="N", help="largest pass (default 64)")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -85,9 +86,9 @@ def summary(document: Mapping[str, Any]) -> list[str]:
         f"{limit['bytes_per_token'] / 1e6:,.1f} MB a token at {limit['bandwidth_gb_s']:.1f} GB/s, "
         f"int8 peak {limit['int8_gops']:,.0f} GOPS",
     ]
-    if "relative" in document:
+    if relative := document.get("relative"):
         shown = ("1", "2", "4", "8", "16", "32", "64")
-        lines.append("C(n)            " + "   ".join(f"{n}: {document['relative'][n]:.2f}" for n in shown))
+        lines.append("C(n)            " + "   ".join(f"{n}: {relative[n]:.2f}" for n in shown if n in relative))
     return [*lines, dim(path_text(document["path"]), sys.stdout)]
 
 
@@ -157,21 +158,22 @@ def _batch(args: argparse.Namespace) -> Measurement:
 def _verify_cost(args: argparse.Namespace) -> Measurement:
     from paceline.measure.prompts import prompt_tokens
     from paceline.measure.roofline import model_traffic
-    from paceline.measure.verify_cost import MAX_ROWS, load_executor, measure_verify_cost
+    from paceline.measure.verify_cost import load_executor, measure_verify_cost
     from paceline.text.tokenizer import load_tokenizer
     from paceline.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(fetch_model(args.model))
     config = engine_config(args)
     with Progress(f"Loading {args.model}"):
-        executor = load_executor(checkpoint, config, depth=args.depth)
-        prompt = prompt_tokens(load_tokenizer(checkpoint), args.depth + MAX_ROWS)
+        executor = load_executor(checkpoint, config, depth=args.depth, max_rows=args.max_rows)
+        prompt = prompt_tokens(load_tokenizer(checkpoint), args.depth + args.max_rows)
     with Progress("Passes", args.runs + 1) as progress:
         return measure_verify_cost(
             executor,
             model_traffic(checkpoint, config),
             prompt,
             depth=args.depth,
+            max_rows=args.max_rows,
             num_runs=args.runs,
             report=progress.update,
         )

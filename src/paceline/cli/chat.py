@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -147,5 +148,6 @@ def _line_reader() -> Callable[[], str]:
         return input
     with contextlib.suppress(ImportError):  # not everywhere
         import readline  # noqa: F401 - importing it gives input() editing and history
-    # \x01 and \x02 tell readline which bytes take no room.
-    return lambda: input("\n\x01\x1b[1m\x02>\x01\x1b[0m\x02 ")
+    # \x01 and \x02 tell readline which bytes take no room on the screen.
+    prompt = re.sub("(\x1b.*?m)", "\x01\\1\x02", bold(">", sys.stdout))
+    return lambda: input(f"\n{prompt} ")

@@ -99,9 +99,10 @@ def figures_line(completion: Completion, path: dict[str, Any]) -> str:
     parts = [
         f"{completion.num_prompt_tokens} + {completion.num_completion_tokens} tokens",
         f"TTFT {timing.ttft_s * 1e3:.0f} ms",
-        f"{timing.decode_tokens_per_s:.1f} tok/s",
         path_text(path),
     ]
+    if completion.num_completion_tokens > 1:
+        parts.insert(2, f"{timing.decode_tokens_per_s:.1f} tok/s")
     if completion.finish_reason != "stop":
         parts.append(f"ended by {completion.finish_reason}")
     return " · ".join(parts)

@@ -43,24 +43,23 @@ def rows_plan(tokens: Sequence[int], start: int, *, num_outputs: int) -> StepPla
     )
 
 
-def load_executor(checkpoint: Checkpoint, config: EngineConfig, *, depth: int) -> Executor:
+def load_executor(checkpoint: Checkpoint, config: EngineConfig, *, depth: int, max_rows: int = MAX_ROWS) -> Executor:
     """The native executor with just the pages that the measurement needs."""
     from paceline.executors.native import NativeExecutor
 
     config = config.resolve(detect_machine(config.isa))
-    num_tokens = depth + MAX_ROWS
-    if num_tokens > checkpoint.config.context_length:
-        raise ParameterError(
-            "depth", depth, f"at most {checkpoint.config.context_length - MAX_ROWS} in this model's context"
-        )
+    num_tokens = depth + max_rows
+    most = checkpoint.config.context_length - max_rows
+    if depth > most:
+        raise ParameterError("depth", depth, f"at most {most}, so that {max_rows} more rows fit the model's context")
     layout = KVLayout.of(checkpoint.config)
     return NativeExecutor.load(
         checkpoint,
         replace(
             config,
             context_length=config.context_length or checkpoint.config.context_length,
-            max_batch=max(config.max_batch, MAX_ROWS),
-            token_budget=max(config.token_budget, MAX_ROWS),
+            max_batch=max(config.max_batch, max_rows),
+            token_budget=max(config.token_budget, config.max_batch, max_rows),
             kv_memory_bytes=pages_for(num_tokens) * layout.page_bytes,
         ),
     )
@@ -72,21 +71,21 @@ def measure_verify_cost(
     prompt: Sequence[int],
     *,
     depth: int = 64,
+    max_rows: int = MAX_ROWS,
     num_runs: int = 15,
     report: Report = quiet,
     probe: PeaksProbe = measure_peaks,
 ) -> Measurement:
-    """Milliseconds of a pass of 1..64 rows after ``depth`` cached tokens; ``prompt`` has at least ``depth + 64``
-    tokens.
+    """Milliseconds of a pass of 1..``max_rows`` rows after ``depth`` cached tokens of ``prompt``, which holds both.
 
     The sizes take turns, so a machine that slows down for a moment slows all of them. ``relative`` compares medians.
     """
-    assert len(prompt) >= depth + MAX_ROWS, (len(prompt), depth)
+    assert len(prompt) >= depth + max_rows, (len(prompt), depth)
     chunk = min(executor.max_rows, PAGE_TOKENS * 8)
     for start in range(0, depth, chunk):
         tokens = prompt[start : min(start + chunk, depth)]
         executor.run(rows_plan(tokens, start, num_outputs=1))
-    plans = {n: rows_plan(prompt[depth : depth + n], depth, num_outputs=n) for n in range(1, MAX_ROWS + 1)}
+    plans = {n: rows_plan(prompt[depth : depth + n], depth, num_outputs=n) for n in range(1, max_rows + 1)}
     times_ms: dict[int, list[float]] = {n: [] for n in plans}
     for index in range(num_runs + 1):
         for n, plan in plans.items():
