@@ -181,8 +181,8 @@ class LLM:
         done = threading.Event()
         gathering = Gathering(requests, done.set)
         if requests:
-            self._runner.submit(requests, gathering)
             try:
+                self._runner.submit(requests, gathering)
                 done.wait()
             except BaseException:  # KeyboardInterrupt
                 self._runner.abort(requests)
@@ -241,8 +241,8 @@ class LLM:
         done = asyncio.Event()
         gathering = Gathering(requests, lambda: loop.call_soon_threadsafe(done.set))
         if requests:
-            self._runner.submit(requests, gathering)
             try:
+                self._runner.submit(requests, gathering)
                 await done.wait()
             finally:
                 if not done.is_set():
@@ -254,9 +254,9 @@ class LLM:
         requests = self._requests(prompt, params or SamplingParams(), streaming=True)
         loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Update] = asyncio.Queue()
-        self._runner.submit(requests, lambda update: loop.call_soon_threadsafe(updates.put_nowait, update))
         num_open = len(requests)
         try:
+            self._runner.submit(requests, lambda update: loop.call_soon_threadsafe(updates.put_nowait, update))
             while num_open:
                 update = await updates.get()
                 if update.completion is not None:

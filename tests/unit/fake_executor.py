@@ -106,7 +106,8 @@ class FakeExecutor:
         assert plan.row_starts[0] == 0
         assert plan.row_starts[-1] == rows
         assert np.all(np.diff(plan.row_starts) > 0), "a sequence without rows"
-        assert np.all(np.diff(plan.logit_rows) > 0) and np.all(plan.logit_rows < rows), "outputs out of order"
+        assert np.all(np.diff(plan.logit_rows) > 0), "outputs out of order"
+        assert np.all(plan.logit_rows < rows)
         assert len(plan.samples.rows) == outputs
         written: set[int] = set()
         for sequence in range(len(plan.row_starts) - 1):

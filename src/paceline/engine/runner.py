@@ -26,7 +26,9 @@ class EngineRunner:
         self.engine = engine
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._sinks: dict[Request, Sink] = {}
-        self._lock = threading.Lock()  # guards the three below and the order of commands
+        self._lock = (
+            threading.RLock()
+        )  # guards the three below; a collected stream may abort while this thread holds it
         self._thread: threading.Thread | None = None
         self._closed = False
         self._broken: Exception | None = None
@@ -67,6 +69,8 @@ class EngineRunner:
         if self._broken is not None:
             return
         for request in requests:
+            if request not in self._sinks:  # ended, or its submission was interrupted before it was queued
+                continue
             update = self.engine.abort(request)
             if update is not None:
                 self._deliver(update)

@@ -39,12 +39,11 @@ class DeltaStream(Iterator[Delta]):
     """
 
     def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
-        self._num_open = 0
+        self._num_open = len(requests)  # set first: an interrupt during submission must abort what was submitted
         self._runner = runner
         self._requests = requests
         self._updates: SimpleQueue[Update] = SimpleQueue()
         runner.submit(requests, self._updates.put)  # the queue's method, not ours: a dropped stream must be collectable
-        self._num_open = len(requests)
 
     def __next__(self) -> Delta:
         if self._num_open == 0:

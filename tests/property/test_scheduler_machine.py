@@ -1,0 +1,103 @@
+"""Requests that come, go and compete for pages at random: the books balance and every answer is the definition's."""
+
+from __future__ import annotations
+
+from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.config import PAGE_TOKENS, EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.request import Request
+from paceline.errors import KVCapacityError
+from paceline.params import SamplingParams
+
+VOCAB = 31
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Adds, steps and aborts."""
+
+    engine: Engine
+
+    @initialize(
+        pages=st.integers(1, 8), max_batch=st.integers(1, 5), extra=st.integers(0, 60), max_outputs=st.integers(5, 40)
+    )
+    def start(self, pages: int, max_batch: int, extra: int, max_outputs: int) -> None:
+        executor = FakeExecutor(
+            model=tiny_model(VOCAB, 200), num_pages=pages, max_outputs=max_outputs, max_rows=max_batch + extra
+        )
+        config = EngineConfig(max_batch=max_batch, token_budget=max_batch + extra)
+        self.engine = Engine(executor, FakeTokenizer(VOCAB), config)
+        self.pool_tokens = pages * PAGE_TOKENS
+        self.live: list[Request] = []
+        self.ended: list[Request] = []
+
+    @rule(
+        num_prompt=st.integers(1, 150),
+        max_tokens=st.integers(1, 120),
+        salt=st.integers(0, VOCAB - 2),
+        prompt=st.booleans(),
+    )
+    def add(self, num_prompt: int, max_tokens: int, salt: int, prompt: bool) -> None:
+        tokens = [(salt + 5 * i) % (VOCAB - 1) for i in range(num_prompt)]
+        params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0 if prompt else None)
+        try:
+            request = self.engine.make_request(tokens, params)
+        except KVCapacityError:
+            assert num_prompt > self.pool_tokens
+            return
+        assert num_prompt <= self.pool_tokens
+        self.engine.add(request)
+        self.live.append(request)
+
+    @rule(count=st.integers(1, 30))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.engine.has_work:
+                self.take_step()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        assert self.engine.abort(request) is not None
+        self.live.remove(request)
+        self.ended.append(request)
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check()
+
+    def take_step(self) -> None:
+        before = {id(r): (r.num_computed, len(r.tokens)) for r in self.engine.scheduler.running}
+        for update in self.engine.step():
+            assert update.completion is not None
+            self.live.remove(update.request)
+            self.ended.append(update.request)
+        self.engine.scheduler.check()
+        after = {id(r): (r.num_computed, len(r.tokens)) for r in self.engine.scheduler.running}
+        assert before != after or self.ended, "a step without progress"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(20_000):
+            if not self.engine.has_work:
+                break
+            self.take_step()
+        assert not self.engine.has_work
+        assert not self.live
+        assert self.engine.stats().pages_used == 0
+        for request in self.ended:
+            prompt, output = request.tokens[: request.num_prompt], request.tokens[request.num_prompt :]
+            assert output == reference_tokens(prompt, len(output), vocab_size=VOCAB, stop_ids=[VOCAB - 1])
+            if request.finish_reason == "error":
+                assert isinstance(request.error, KVCapacityError)
+                assert len(request.tokens) == self.pool_tokens + 1, "only who outgrows the whole pool fails"
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
