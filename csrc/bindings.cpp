@@ -57,21 +57,25 @@ struct BoundProgram {
   StepInputs step{};
 
   BoundProgram(const std::string& isa, int num_threads, const ProgramShape& shape, std::vector<double> frequencies)
-      : program(require_kernels(isa), num_threads, shape, std::move(frequencies)), sampled(static_cast<size_t>(shape.max_outputs)) {}
+      : program(require_kernels(isa), num_threads, shape, std::move(frequencies)),
+        sampled(static_cast<size_t>(shape.max_outputs)) {}
 
-  int add_matrix(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, const std::string& kind, int group,
-                 bool has_min, int num_outputs, int num_inputs, size_t tile_bytes, int num_groups) {
+  int add_matrix(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, const std::string& kind,
+                 int group, bool has_min, int num_outputs, int num_inputs, size_t tile_bytes, int num_groups) {
     const int tiles = (num_outputs + kTile - 1) / kTile;
-    if (data.size() < static_cast<size_t>(tiles) * tile_bytes) throw std::invalid_argument("packed matrix is shorter than its shape");
+    if (data.size() < static_cast<size_t>(tiles) * tile_bytes)
+      throw std::invalid_argument("packed matrix is shorter than its shape");
     owners.push_back(nb::cast(data));
-    return program.add_matrix({data.data(), weight_kind(kind), group, has_min, num_outputs, num_inputs, tiles, num_groups, tile_bytes});
+    return program.add_matrix(
+        {data.data(), weight_kind(kind), group, has_min, num_outputs, num_inputs, tiles, num_groups, tile_bytes});
   }
 
   void set_step(const Array<int32_t>& tokens, const Array<int32_t>& positions, const Array<int32_t>& row_starts,
                 const Table<int32_t>& page_table, const Array<int32_t>& logit_rows, const Table<int32_t>& page_copies,
-                const Array<uint8_t>& sample_rows, const Array<int32_t>& count_tokens, const Array<int32_t>& count_values,
-                const Array<int32_t>& bias_tokens, const Array<float>& bias_values, const Array<int32_t>& banned_tokens,
-                const OutTable<int32_t>& top_tokens, const OutTable<float>& top_logprobs) {
+                const Array<uint8_t>& sample_rows, const Array<int32_t>& count_tokens,
+                const Array<int32_t>& count_values, const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
+                const Array<int32_t>& banned_tokens, const OutTable<int32_t>& top_tokens,
+                const OutTable<float>& top_logprobs) {
     const auto count = [](size_t n) { return static_cast<int32_t>(n); };
     const size_t outputs = logit_rows.shape(0);
     step = StepInputs{};
@@ -87,14 +91,15 @@ struct BoundProgram {
     step.page_copies = page_copies.data();
     step.num_page_copies = count(page_copies.shape(0));
     step.sample_rows = reinterpret_cast<const SampleRow*>(sample_rows.data());
-    step.sample_lists = {count_tokens.data(),        count_values.data(),        bias_tokens.data(),
-                         bias_values.data(),         banned_tokens.data(),       count(count_tokens.shape(0)),
+    step.sample_lists = {count_tokens.data(),         count_values.data(),          bias_tokens.data(),
+                         bias_values.data(),          banned_tokens.data(),         count(count_tokens.shape(0)),
                          count(bias_tokens.shape(0)), count(banned_tokens.shape(0))};
     step.sampled = sampled.data();
     check(sample_rows.shape(0), top_tokens.shape(0), top_logprobs.shape(0), page_table.shape(0));
     const size_t k = top_tokens.shape(1);
     for (size_t i = 0; i < outputs; ++i) {
-      if (step.sample_rows[i].num_logprobs > static_cast<int32_t>(k)) throw std::invalid_argument("no room for the logprobs asked for");
+      if (step.sample_rows[i].num_logprobs > static_cast<int32_t>(k))
+        throw std::invalid_argument("no room for the logprobs asked for");
       sampled[i].top_tokens = k > 0 ? top_tokens.data() + i * k : nullptr;
       sampled[i].top_logprobs = k > 0 ? top_logprobs.data() + i * k : nullptr;
     }
@@ -107,7 +112,8 @@ struct BoundProgram {
     if (step.num_rows < 1 || step.num_rows > shape.max_rows) fail("number of rows");
     if (step.num_outputs > shape.max_outputs) fail("number of outputs");
     if (sample_bytes != static_cast<size_t>(step.num_outputs) * sizeof(SampleRow)) fail("one sample row an output");
-    if (top_rows < static_cast<size_t>(step.num_outputs) || top_logprob_rows < top_rows) fail("one row of alternatives an output");
+    if (top_rows < static_cast<size_t>(step.num_outputs) || top_logprob_rows < top_rows)
+      fail("one row of alternatives an output");
     if (step.num_sequences < 1 || tables < static_cast<size_t>(step.num_sequences)) fail("one page table a sequence");
     if (step.row_starts[0] != 0 || step.row_starts[step.num_sequences] != step.num_rows) fail("rows of the sequences");
     for (int s = 0; s < step.num_sequences; ++s) {
@@ -115,8 +121,10 @@ struct BoundProgram {
       if (begin > end) fail("rows of a sequence descend");
       for (int row = begin; row < end; ++row) {
         if (step.tokens[row] < 0 || step.tokens[row] >= shape.vocab_size) fail("token outside the vocabulary");
-        if (step.positions[row] < 0 || step.positions[row] >= shape.context_length) fail("position outside the context");
-        if (row > begin && step.positions[row] != step.positions[row - 1] + 1) fail("positions of a sequence are consecutive");
+        if (step.positions[row] < 0 || step.positions[row] >= shape.context_length)
+          fail("position outside the context");
+        if (row > begin && step.positions[row] != step.positions[row - 1] + 1)
+          fail("positions of a sequence are consecutive");
       }
       if (begin == end) continue;
       const int pages = step.positions[end - 1] / kPageTokens + 1;
@@ -132,7 +140,8 @@ struct BoundProgram {
       if (step.page_copies[i] < 0 || step.page_copies[i] >= shape.num_pages) fail("page copy outside the pool");
   }
 
-  void results(const OutArray<int32_t>& tokens, const OutArray<uint32_t>& status, const OutArray<float>& logprobs) const {
+  void results(const OutArray<int32_t>& tokens, const OutArray<uint32_t>& status,
+               const OutArray<float>& logprobs) const {
     for (size_t i = 0; i < static_cast<size_t>(step.num_outputs); ++i) {
       tokens.data()[i] = sampled[i].token;
       status.data()[i] = sampled[i].status;
@@ -148,55 +157,71 @@ NB_MODULE(_native, m) {
   bind_pack(m);
   bind_sample(m);
 
-  m.def("isas", [] {
-    std::vector<std::string> names;
-    for (const char* isa : {"scalar", "avx2", "avx2_vnni", "avx512_vnni"})
-      if (kernels_for(isa) != nullptr) names.emplace_back(isa);
-    return names;
-  }, "Instruction sets that this processor runs, in rising order of preference.");
+  m.def(
+      "isas",
+      [] {
+        std::vector<std::string> names;
+        for (const char* isa : {"scalar", "avx2", "avx2_vnni", "avx512_vnni"})
+          if (kernels_for(isa) != nullptr) names.emplace_back(isa);
+        return names;
+      },
+      "Instruction sets that this processor runs, in rising order of preference.");
   m.def("best_isa", [] { return std::string(kernels_for("")->isa); });
   m.def("measure_bandwidth", &measure_bandwidth, "num_threads"_a, nb::call_guard<nb::gil_scoped_release>(),
         "GB/s at which that many threads read memory, the best of several passes over 256 MB.");
-  m.def("measure_int8_peak", [](const std::string& isa, int num_threads) {
-    const Kernels& kernels = require_kernels(isa);
-    nb::gil_scoped_release release;
-    return measure_int8_peak(kernels, num_threads);
-  }, "isa"_a, "num_threads"_a, "Int8 GOPS (2 a multiply-add) of the matrix kernel's inner product on registers.");
+  m.def(
+      "measure_int8_peak",
+      [](const std::string& isa, int num_threads) {
+        const Kernels& kernels = require_kernels(isa);
+        nb::gil_scoped_release release;
+        return measure_int8_peak(kernels, num_threads);
+      },
+      "isa"_a, "num_threads"_a, "Int8 GOPS (2 a multiply-add) of the matrix kernel's inner product on registers.");
 
   nb::class_<BoundProgram>(m, "Program")
-      .def("__init__",
-           [](BoundProgram* self, const std::string& isa, int num_threads, int max_rows, int max_outputs, int vocab_size, int num_pages,
-              int context_length, int num_heads, int num_kv_heads, int head_dim, int num_layers, int window, const std::string& kv_kind,
-              std::vector<double> inverse_frequencies) {
-             if (kv_kind != "f16" && kv_kind != "bf16") throw std::invalid_argument("unknown KV format '" + kv_kind + "'");
-             const AttentionShape attention{num_heads, num_kv_heads, head_dim, num_layers, window,
-                                            kv_kind == "f16" ? KVKind::f16 : KVKind::bf16};
-             new (self) BoundProgram(isa, num_threads, {max_rows, max_outputs, vocab_size, num_pages, context_length, attention},
-                                     std::move(inverse_frequencies));
-           },
-           "isa"_a, "num_threads"_a, "max_rows"_a, "max_outputs"_a, "vocab_size"_a, "num_pages"_a, "context_length"_a, "num_heads"_a,
-           "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "window"_a, "kv_kind"_a, "inverse_frequencies"_a)
-      .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "has_min"_a, "num_outputs"_a, "num_inputs"_a,
-           "tile_bytes"_a, "num_groups"_a)
+      .def(
+          "__init__",
+          [](BoundProgram* self, const std::string& isa, int num_threads, int max_rows, int max_outputs, int vocab_size,
+             int num_pages, int context_length, int num_heads, int num_kv_heads, int head_dim, int num_layers,
+             int window, const std::string& kv_kind, std::vector<double> inverse_frequencies) {
+            if (kv_kind != "f16" && kv_kind != "bf16")
+              throw std::invalid_argument("unknown KV format '" + kv_kind + "'");
+            const AttentionShape attention{num_heads,  num_kv_heads, head_dim,
+                                           num_layers, window,       kv_kind == "f16" ? KVKind::f16 : KVKind::bf16};
+            new (self) BoundProgram(isa, num_threads,
+                                    {max_rows, max_outputs, vocab_size, num_pages, context_length, attention},
+                                    std::move(inverse_frequencies));
+          },
+          "isa"_a, "num_threads"_a, "max_rows"_a, "max_outputs"_a, "vocab_size"_a, "num_pages"_a, "context_length"_a,
+          "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "window"_a, "kv_kind"_a,
+          "inverse_frequencies"_a)
+      .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "has_min"_a, "num_outputs"_a,
+           "num_inputs"_a, "tile_bytes"_a, "num_groups"_a)
       .def("add_vector",
-           [](BoundProgram& self, const Array<float>& data) { return self.program.add_vector(data.data(), static_cast<int>(data.size())); })
-      .def("add_buffer", [](BoundProgram& self, int width, bool outputs) { return self.program.add_buffer(width, outputs); }, "width"_a,
-           "outputs"_a = false)
-      .def("add_activations", [](BoundProgram& self, int width, bool outputs) { return self.program.add_activations(width, outputs); },
-           "width"_a, "outputs"_a = false)
-      .def("embed", [](BoundProgram& self, int matrix, int to) { self.program.embed(matrix, to); })
-      .def("norm",
-           [](BoundProgram& self, int from, int weight, float eps, int size, int to_buffer, int to_activations) {
-             self.program.norm(from, weight, eps, size, to_buffer, to_activations);
+           [](BoundProgram& self, const Array<float>& data) {
+             return self.program.add_vector(data.data(), static_cast<int>(data.size()));
            })
+      .def(
+          "add_buffer",
+          [](BoundProgram& self, int width, bool outputs) { return self.program.add_buffer(width, outputs); },
+          "width"_a, "outputs"_a = false)
+      .def(
+          "add_activations",
+          [](BoundProgram& self, int width, bool outputs) { return self.program.add_activations(width, outputs); },
+          "width"_a, "outputs"_a = false)
+      .def("embed", [](BoundProgram& self, int matrix, int to) { self.program.embed(matrix, to); })
+      .def("norm", [](BoundProgram& self, int from, int weight, float eps, int size, int to_buffer,
+                      int to_activations) { self.program.norm(from, weight, eps, size, to_buffer, to_activations); })
       .def("quantise", [](BoundProgram& self, int from, int size, int to) { self.program.quantise(from, size, to); })
       .def("linear",
-           [](BoundProgram& self, std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
-              int from_activations, int to, bool accumulate) {
-             self.program.linear(std::move(matrices), std::move(columns), std::move(biases), from_buffer, from_activations, to, accumulate);
+           [](BoundProgram& self, std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases,
+              int from_buffer, int from_activations, int to, bool accumulate) {
+             self.program.linear(std::move(matrices), std::move(columns), std::move(biases), from_buffer,
+                                 from_activations, to, accumulate);
            })
       .def("gate_up",
-           [](BoundProgram& self, int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations) {
+           [](BoundProgram& self, int gate, int up, int from_buffer, int from_activations, int to_buffer,
+              int to_activations) {
              self.program.gate_up(gate, up, from_buffer, from_activations, to_buffer, to_activations);
            })
       .def("silu_mul",
@@ -204,27 +229,31 @@ NB_MODULE(_native, m) {
              self.program.silu_mul(from, up_column, size, to_buffer, to_activations);
            })
       .def("rope_write",
-           [](BoundProgram& self, int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps) {
-             self.program.rope_write(layer, buffer, q_column, k_column, v_column, q_norm, k_norm, eps);
-           })
-      .def("attention", [](BoundProgram& self, int layer, int buffer, int out) { self.program.attention(layer, buffer, out); })
+           [](BoundProgram& self, int layer, int buffer, int q_column, int k_column, int v_column, int q_norm,
+              int k_norm,
+              float eps) { self.program.rope_write(layer, buffer, q_column, k_column, v_column, q_norm, k_norm, eps); })
+      .def("attention",
+           [](BoundProgram& self, int layer, int buffer, int out) { self.program.attention(layer, buffer, out); })
       .def("select", [](BoundProgram& self, int from, int to) { self.program.select(from, to); })
       .def("sample", [](BoundProgram& self, int logits) { self.program.sample(logits); })
       .def("set_step", &BoundProgram::set_step)
-      .def("run", [](BoundProgram& self) { self.program.run(self.step); }, nb::call_guard<nb::gil_scoped_release>(),
-           "Runs the step that set_step described; its arrays must still be alive.")
+      .def(
+          "run", [](BoundProgram& self) { self.program.run(self.step); }, nb::call_guard<nb::gil_scoped_release>(),
+          "Runs the step that set_step described; its arrays must still be alive.")
       .def("begin_step", [](BoundProgram& self) { self.program.begin_step(self.step); })
       .def("run_records", [](BoundProgram& self, int begin, int end) { self.program.run_records(begin, end); })
       .def("results", &BoundProgram::results)
       .def_prop_ro("num_records", [](const BoundProgram& self) { return self.program.num_records(); })
-      .def("record_name", [](const BoundProgram& self, int record) { return std::string(self.program.record_name(record)); })
+      .def("record_name",
+           [](const BoundProgram& self, int record) { return std::string(self.program.record_name(record)); })
       .def("buffer_stride", [](const BoundProgram& self, int id) { return self.program.buffer_stride(id); })
-      .def("buffer",
-           [](BoundProgram& self, int id, int rows) {
-             const size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(self.program.buffer_stride(id))};
-             return nb::ndarray<nb::numpy, float, nb::ndim<2>>(self.program.buffer(id), 2, shape, nb::find(&self));
-           },
-           nb::rv_policy::reference_internal, "A view [rows, stride] of a buffer, valid while the program lives.")
+      .def(
+          "buffer",
+          [](BoundProgram& self, int id, int rows) {
+            const size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(self.program.buffer_stride(id))};
+            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(self.program.buffer(id), 2, shape, nb::find(&self));
+          },
+          nb::rv_policy::reference_internal, "A view [rows, stride] of a buffer, valid while the program lives.")
       .def("dequantised",
            [](const BoundProgram& self, int activations, int rows) {
              const size_t stride = static_cast<size_t>(self.program.activations_stride(activations));
@@ -234,13 +263,18 @@ NB_MODULE(_native, m) {
              const size_t shape[2] = {static_cast<size_t>(rows), stride};
              return nb::ndarray<nb::numpy, float, nb::ndim<2>>(values, 2, shape, owner);
            })
-      .def("kv",
-           [](BoundProgram& self) {
-             const size_t shape[2] = {static_cast<size_t>(self.program.shape().num_pages), self.program.shape().attention.page_values()};
-             return nb::ndarray<nb::numpy, uint16_t, nb::ndim<2>>(self.program.kv(), 2, shape, nb::find(&self));
-           },
-           nb::rv_policy::reference_internal, "The KV pool [pages, 16-bit values of a page].")
+      .def(
+          "kv",
+          [](BoundProgram& self) {
+            const size_t shape[2] = {static_cast<size_t>(self.program.shape().num_pages),
+                                     self.program.shape().attention.page_values()};
+            return nb::ndarray<nb::numpy, uint16_t, nb::ndim<2>>(self.program.kv(), 2, shape, nb::find(&self));
+          },
+          nb::rv_policy::reference_internal, "The KV pool [pages, 16-bit values of a page].")
       .def_prop_ro("workspace_bytes", [](const BoundProgram& self) { return self.program.workspace_bytes(); })
+      .def_prop_ro("num_pages", [](const BoundProgram& self) { return self.program.shape().num_pages; })
+      .def_prop_ro("max_rows", [](const BoundProgram& self) { return self.program.shape().max_rows; })
+      .def_prop_ro("max_outputs", [](const BoundProgram& self) { return self.program.shape().max_outputs; })
       .def_prop_ro("isa", [](const BoundProgram& self) { return std::string(self.program.kernels().isa); })
       .def_prop_ro("num_threads", [](const BoundProgram& self) { return self.program.num_threads(); });
 }

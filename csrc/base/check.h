@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#define CHECK(condition, message)                                                                   \
-  do {                                                                                              \
+#define CHECK(condition, message)                                                                                \
+  do {                                                                                                           \
     if (!(condition)) throw std::logic_error(std::string("internal error: ") + (message) + " [" #condition "]"); \
   } while (0)

@@ -25,7 +25,8 @@ CpuFeatures detect_cpu() {
   const bool vnni = c & (1u << 11);
   features.avx512_vnni = features.avx2 && saves_zmm && f && dq && bw && vl && vnni;
   const uint32_t last_subleaf = a;
-  if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) features.avx_vnni = features.avx2 && (a & (1u << 4));
+  if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d))
+    features.avx_vnni = features.avx2 && (a & (1u << 4));
 #endif
   return features;
 }

@@ -23,8 +23,8 @@
 namespace paceline::PL_ISA {
 namespace {
 
-constexpr Kernels table = {PL_NAME(PL_ISA), embed,           norm,       quantise,  linear, gate_up, silu_mul, rope_write,
-                           attention,       attention_merge, sample_row, int8_peak};
+constexpr Kernels table = {PL_NAME(PL_ISA), embed,      norm,      quantise,        linear,     gate_up,
+                           silu_mul,        rope_write, attention, attention_merge, sample_row, int8_peak};
 
 }  // namespace
 }  // namespace paceline::PL_ISA

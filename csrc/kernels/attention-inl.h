@@ -21,17 +21,20 @@ struct KeysF32 {
 
 // out[m][0:16] = (start or 0) + sum over i < count of a[m][i] * b[i * b_stride + 0:16]
 template <class Load, int M, class B>
-inline void product(const float* a, int a_stride, const B* b, int b_stride, int count, bool resume, float* out, int out_stride) {
+[[gnu::flatten]] void product(const float* a, int a_stride, const B* b, int b_stride, int count, bool resume,
+                              float* out, int out_stride) {
   F32x16 acc[M];
-  for (int m = 0; m < M; ++m) acc[m] = resume ? load(out + m * out_stride) : zero_f32();
+  unroll<M>([&](auto m) { acc[m] = resume ? load(out + m * out_stride) : zero_f32(); });
   for (int i = 0; i < count; ++i) {
     const F32x16 v = Load::get(b + i * b_stride);
-    for (int m = 0; m < M; ++m) acc[m] = fma(v, set1(a[m * a_stride + i]), acc[m]);
+    unroll<M>([&](auto m) { acc[m] = fma(v, set1(a[m * a_stride + i]), acc[m]); });
   }
-  for (int m = 0; m < M; ++m) store(out + m * out_stride, acc[m]);
+  unroll<M>([&](auto m) { store(out + m * out_stride, acc[m]); });
 }
 
-inline float* at_row(float* base, int row, int stride) { return base + static_cast<size_t>(row) * static_cast<size_t>(stride); }
+inline float* at_row(float* base, int row, int stride) {
+  return base + static_cast<size_t>(row) * static_cast<size_t>(stride);
+}
 inline const float* at_row(const float* base, int row, int stride) {
   return base + static_cast<size_t>(row) * static_cast<size_t>(stride);
 }
@@ -44,7 +47,8 @@ inline void expand_page(const uint16_t* from, int count, float* to) {
 inline uint16_t* head_page(const AttentionArgs& args, int32_t page, int kv_head) {
   const AttentionShape& s = *args.shape;
   return args.kv + static_cast<size_t>(page) * s.page_values() +
-         (static_cast<size_t>(args.layer) * static_cast<size_t>(s.num_kv_heads) + static_cast<size_t>(kv_head)) * s.head_page_values();
+         (static_cast<size_t>(args.layer) * static_cast<size_t>(s.num_kv_heads) + static_cast<size_t>(kv_head)) *
+             s.head_page_values();
 }
 
 // The largest finite f16: a key or value beyond it is stored as this, so that pages never hold an infinity.
@@ -58,7 +62,8 @@ inline void store_16bit(KVKind kind, uint16_t* to, F32x16 x) {
 }
 
 // RMS norm of one head (when weight is not null), then rotation of its pairs (2i, 2i+1), then times factor. In place.
-inline void rotate_head(float* x, int head_dim, const float* weight, float eps, const float* cos, const float* sin, float factor) {
+inline void rotate_head(float* x, int head_dim, const float* weight, float eps, const float* cos, const float* sin,
+                        float factor) {
   F32x16 r = set1(1.0f);
   if (weight != nullptr) {
     F32x16 squares = zero_f32();
@@ -84,7 +89,8 @@ void rope_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
   const float* sin = at_row(args.sin, row, d);
   const float factor = 1.0f / std::sqrt(static_cast<float>(d));
   for (int h = 0; h < s.group(); ++h)
-    rotate_head(at_row(args.q, row, args.qkv_stride) + (kv_head * s.group() + h) * d, d, args.q_norm, args.norm_eps, cos, sin, factor);
+    rotate_head(at_row(args.q, row, args.qkv_stride) + (kv_head * s.group() + h) * d, d, args.q_norm, args.norm_eps,
+                cos, sin, factor);
 
   const int position = args.positions[row];
   const int32_t page = args.page_table[static_cast<size_t>(sequence) * static_cast<size_t>(args.page_table_stride) +
@@ -170,8 +176,8 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
   const int group = s.group();
   const int num_rows = (unit.row_end - unit.row_begin) * group;
   const int partial_stride = d + 16;
-  float* q = scratch;                              // [num_rows][d]
-  float* scores = q + num_rows * d;                // [num_rows][kSplitTokens]
+  float* q = scratch;                               // [num_rows][d]
+  float* scores = q + num_rows * d;                 // [num_rows][kSplitTokens]
   float* split = scores + num_rows * kSplitTokens;  // [num_rows][d + 16]
   float* running = split + num_rows * partial_stride;
   float* page_f32 = running + num_rows * partial_stride;  // [2 * 32 * d]: keys, values
@@ -187,7 +193,8 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
                 static_cast<size_t>(group * d) * sizeof(float));
   for (int r = 0; r < num_rows; ++r) *partial(running, r).sum = 0.0f;
 
-  const int32_t* pages = args.page_table + static_cast<size_t>(unit.sequence) * static_cast<size_t>(args.page_table_stride);
+  const int32_t* pages =
+      args.page_table + static_cast<size_t>(unit.sequence) * static_cast<size_t>(args.page_table_stride);
   const int last = args.positions[unit.row_end - 1];
   for (int block = unit.split_begin; block < unit.split_end; ++block) {
     const int first_key = block * kSplitTokens;

@@ -30,7 +30,8 @@ inline void unpack_row(const Matrix& w, int output, float* to) {
         const float scale = half_at(p + w.group * kTile, l);
         const float minimum = w.has_min ? half_at(p + w.group * kTile + 32, l) : 0.0f;
         for (int i = 0; i < w.group && g * w.group + i < w.num_inputs; ++i)
-          to[g * w.group + i] = scale * static_cast<float>(static_cast<int8_t>(p[i / 4 * 64 + l * 4 + i % 4])) + minimum;
+          to[g * w.group + i] =
+              scale * static_cast<float>(static_cast<int8_t>(p[i / 4 * 64 + l * 4 + i % 4])) + minimum;
         break;
       }
       case WeightKind::bf16: {

@@ -14,26 +14,28 @@ struct U4 {
   static constexpr size_t kGroupBytes = 256 + 32 + (kHasMin ? 32 : 0);
   static constexpr int kTilesTogether(int) { return 1; }
   template <int M>
-  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
+                                                       F32x16 (&acc)[M]) {
     const int groups = in.q_stride / kActGroup;
     const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups) + static_cast<size_t>(g);
     I32x16 dot[M];
-    dot_u4<M>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kActGroup, in.q_stride, nullptr, 0, dot);
+    dot_u4<M>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kActGroup, in.q_stride,
+              nullptr, 0, dot);
     const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + 256));
     const float* act_scale = in.scale + at;
     if constexpr (kHasMin) {
       const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + 288));
       const float* act_sum = in.sum + at;
-      for (int m = 0; m < M; ++m) {
+      unroll<M>([&](auto m) {
         acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]);
         acc[m] = fma(minimum, set1(act_sum[m * groups]), acc[m]);
-      }
+      });
     } else {
       const int32_t* half = in.half_sum + 2 * at;
-      for (int m = 0; m < M; ++m) {
+      unroll<M>([&](auto m) {
         const I32x16 centred = dot[m] - set1(8 * (half[2 * m * groups] + half[2 * m * groups + 1]));
         acc[m] = fma(to_f32(centred), scale * set1(act_scale[m * groups]), acc[m]);
-      }
+      });
     }
   }
 };
@@ -43,7 +45,8 @@ template <int kGroup, bool kHasMin>
 struct I8 {
   static constexpr size_t kGroupBytes = static_cast<size_t>(kGroup) * kTile + 32 + (kHasMin ? 32 : 0);
   template <int M>
-  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
+                                                       F32x16 (&acc)[M]) {
     static_assert(kGroup == 32 || !kHasMin, "sums are kept per 32 activations");
     const int groups = in.q_stride / kActGroup;
     const int halves = 2 * groups;
@@ -51,13 +54,14 @@ struct I8 {
     const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups) + static_cast<size_t>(act_group);
     const int32_t* half = in.half_sum + static_cast<size_t>(row) * static_cast<size_t>(halves) + g * kGroup / 16;
     I32x16 dot[M];
-    dot_i8<M, kGroup>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kGroup, in.q_stride, half, halves, dot);
+    dot_i8<M, kGroup>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kGroup, in.q_stride,
+                      half, halves, dot);
     const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile));
     const float* act_scale = in.scale + at;
-    for (int m = 0; m < M; ++m) acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]);
+    unroll<M>([&](auto m) { acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]); });
     if constexpr (kHasMin) {
       const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile + 32));
-      for (int m = 0; m < M; ++m) acc[m] = fma(minimum, set1(in.sum[at + static_cast<size_t>(m * groups)]), acc[m]);
+      unroll<M>([&](auto m) { acc[m] = fma(minimum, set1(in.sum[at + static_cast<size_t>(m * groups)]), acc[m]); });
     }
   }
 };
@@ -65,61 +69,72 @@ struct I8 {
 struct BF16 {
   static constexpr size_t kGroupBytes = 64;  // inputs 2g (low halves) and 2g+1 (high halves)
   template <int M>
-  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
+                                                       F32x16 (&acc)[M]) {
     const I32x16 pair = load(reinterpret_cast<const int32_t*>(p));
     const F32x16 even = from_bits(shift_left<16>(pair));
     const F32x16 odd = from_bits(pair & set1(static_cast<int32_t>(0xffff0000u)));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + 2 * g;
-    for (int m = 0; m < M; ++m) acc[m] = fma(even, set1(x[m * in.x_stride]), acc[m]);
-    for (int m = 0; m < M; ++m) acc[m] = fma(odd, set1(x[m * in.x_stride + 1]), acc[m]);
+    unroll<M>([&](auto m) { acc[m] = fma(even, set1(x[m * in.x_stride]), acc[m]); });
+    unroll<M>([&](auto m) { acc[m] = fma(odd, set1(x[m * in.x_stride + 1]), acc[m]); });
   }
 };
 
 struct F16 {
   static constexpr size_t kGroupBytes = 32;
   template <int M>
-  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
+                                                       F32x16 (&acc)[M]) {
     const F32x16 w = load_f16(reinterpret_cast<const uint16_t*>(p));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
-    for (int m = 0; m < M; ++m) acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]);
+    unroll<M>([&](auto m) { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
   }
 };
 
 struct F32 {
   static constexpr size_t kGroupBytes = 64;
   template <int M>
-  static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row, F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
+                                                       F32x16 (&acc)[M]) {
     const F32x16 w = load(reinterpret_cast<const float*>(p));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
-    for (int m = 0; m < M; ++m) acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]);
+    unroll<M>([&](auto m) { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
   }
 };
 
 // acc[t][m] = tile t times row m, for T neighbouring tiles: several tiles at once give a single row enough independent chains.
 template <class Format, int T, int M>
-inline void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in, int row, F32x16 (&acc)[T][M]) {
-  for (int t = 0; t < T; ++t)
-    for (int m = 0; m < M; ++m) acc[t][m] = zero_f32();
+inline void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in, int row,
+                           F32x16 (&out)[T][M]) {
+  F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after every group
+  unroll<T>([&](auto t) { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
   for (int g = 0; g < num_groups; ++g)
-    for (int t = 0; t < T; ++t)
-      Format::template accumulate<M>(tile + static_cast<size_t>(t) * tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in,
-                                     row, acc[t]);
+    unroll<T>([&](auto t) {
+      Format::template accumulate<M>(
+          tile + static_cast<size_t>(t) * tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in, row,
+          acc[t]);
+      // On 16 registers the integer sums of a group need them all; keep the float sums in memory meanwhile, which is one load and one
+      // store a group, rather than let the compiler choose what to spill in the innermost loop.
+      if constexpr (kRows == 4 && M > 2 && Format::kGroupBytes > 64) __asm__ volatile("" : "+m"(acc[t]));
+    });
+  unroll<T>([&](auto t) { unroll<M>([&](auto m) { out[t][m] = acc[t][m]; }); });
 }
 
 template <class Format, int T, int M>
 inline void linear_block(const Matrix& w, const Activations& in, int row, int tile, const LinearOut& to) {
   F32x16 acc[T][M];
-  multiply_tiles<Format, T, M>(w.data + static_cast<size_t>(tile) * w.tile_bytes, w.tile_bytes, w.num_groups, in, row, acc);
-  for (int t = 0; t < T; ++t) {
+  multiply_tiles<Format, T, M>(w.data + static_cast<size_t>(tile) * w.tile_bytes, w.tile_bytes, w.num_groups, in, row,
+                               acc);
+  unroll<T>([&](auto t) {
     const int column = (tile + t) * kTile;
-    for (int m = 0; m < M; ++m) {
+    unroll<M>([&](auto m) {
       float* out = to.out + static_cast<size_t>(row + m) * static_cast<size_t>(to.stride) + column;
       F32x16 y = acc[t][m];
       if (to.bias != nullptr) y = y + load(to.bias + column);
       if (to.accumulate) y = load(out) + y;
       store(out, y);
-    }
-  }
+    });
+  });
 }
 
 // Calls block.operator()<M>(row) over the rows: as many blocks of kRows as fit, then one smaller.
@@ -174,37 +189,38 @@ void linear(const Matrix& w, const Activations& in, int rows, int tile_begin, in
 
 // One unit: 32 outputs of silu(gate) * up, that is two tiles of each matrix; outputs past the end are zero.
 template <class Gate, class Up>
-void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end, float* y,
-                int y_stride, const Activations& out) {
+void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
+                float* y, int y_stride, const Activations& out) {
   for (int unit = unit_begin; unit < unit_end; ++unit) {
     for_row_blocks(rows, [&]<int M>(int row) {
       F32x16 h[2][M];
       for (int t = 0; t < 2; ++t) {
         const int tile = 2 * unit + t;
         if (tile >= gate.num_tiles) {
-          for (int m = 0; m < M; ++m) h[t][m] = zero_f32();
+          unroll<M>([&](auto m) { h[t][m] = zero_f32(); });
           continue;
         }
         F32x16 g[1][M], u[1][M];
-        multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in, row, g);
+        multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in, row,
+                                   g);
         multiply_tiles<Up, 1, M>(up.data + static_cast<size_t>(tile) * up.tile_bytes, 0, up.num_groups, in, row, u);
-        for (int m = 0; m < M; ++m) h[t][m] = silu(g[0][m]) * u[0][m];
+        unroll<M>([&](auto m) { h[t][m] = silu(g[0][m]) * u[0][m]; });
       }
-      for (int m = 0; m < M; ++m) {
+      unroll<M>([&](auto m) {
         if (y != nullptr) {
           float* to = y + static_cast<size_t>(row + m) * static_cast<size_t>(y_stride) + unit * 32;
           store(to, h[0][m]);
           store(to + 16, h[1][m]);
         }
         if (out.q != nullptr) quantise_group(h[0][m], h[1][m], unit, row + m, out);
-      }
+      });
     });
   }
 }
 
 // silu(gate) * up for rows [row_begin, row_end); `size` values, readable up to the next multiple of 32.
-void silu_mul(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y, int y_stride,
-              const Activations& out) {
+void silu_mul(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y,
+              int y_stride, const Activations& out) {
   for (int row = row_begin; row < row_end; ++row) {
     const size_t from = static_cast<size_t>(row) * static_cast<size_t>(stride);
     for (int i = 0; i < size; i += 32) {
@@ -220,8 +236,8 @@ void silu_mul(const float* gate, const float* up, int stride, int size, int row_
   }
 }
 
-void gate_up(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end, float* y, int y_stride,
-             const Activations& out) {
+void gate_up(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
+             float* y, int y_stride, const Activations& out) {
   with_format(gate, [&]<class Gate>() {
     // Different kinds for gate and up would multiply the number of instantiations; the lowering keeps such a pair apart.
     gate_up_of<Gate, Gate>(gate, up, in, rows, unit_begin, unit_end, y, y_stride, out);

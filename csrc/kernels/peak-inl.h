@@ -3,22 +3,22 @@
 namespace paceline::PL_ISA {
 namespace {
 
-double int8_peak(int64_t iterations) {
+[[gnu::flatten]] double int8_peak(int64_t iterations) {
   alignas(64) uint8_t weights[256];
   alignas(64) int8_t acts[kRows * kActGroup];
   for (int i = 0; i < 256; ++i) weights[i] = static_cast<uint8_t>(i);
   for (int i = 0; i < kRows * kActGroup; ++i) acts[i] = static_cast<int8_t>(i % 127);
   I32x16 total[kRows];
-  for (int m = 0; m < kRows; ++m) total[m] = set1(0);
+  unroll<kRows>([&](auto m) { total[m] = set1(0); });
   for (int64_t n = 0; n < iterations; ++n) {
     I32x16 dot[kRows];
     // The compiler must not hoist the product out of the loop.
     __asm__ volatile("" : : "r"(weights), "r"(acts) : "memory");
     dot_u4<kRows>(weights, acts, kActGroup, nullptr, 0, dot);
-    for (int m = 0; m < kRows; ++m) total[m] = total[m] + dot[m];
+    unroll<kRows>([&](auto m) { total[m] = total[m] + dot[m]; });
   }
   int32_t sink = 0;
-  for (int m = 0; m < kRows; ++m) sink += reduce_add(total[m]);
+  unroll<kRows>([&](auto m) { sink += reduce_add(total[m]); });
   __asm__ volatile("" : : "r"(sink));
   return 2.0 * static_cast<double>(iterations) * kRows * kActGroup * kTile;
 }

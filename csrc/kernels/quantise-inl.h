@@ -32,12 +32,13 @@ inline void quantise_group(F32x16 a, F32x16 b, int g, int row, const Activations
 void quantise(const float* x, int x_stride, int size, int row_begin, int row_end, const Activations& out) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* values = x + static_cast<size_t>(row) * static_cast<size_t>(x_stride);
-    for (int g = 0; g * kActGroup < size; ++g) quantise_group(load(values + g * 32), load(values + g * 32 + 16), g, row, out);
+    for (int g = 0; g * kActGroup < size; ++g)
+      quantise_group(load(values + g * 32), load(values + g * 32 + 16), g, row, out);
   }
 }
 
-void norm(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end, float* y, int y_stride,
-          const Activations& out, bool quantised) {
+void norm(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end, float* y,
+          int y_stride, const Activations& out, bool quantised) {
   for (int row = row_begin; row < row_end; ++row) {
     const float* values = x + static_cast<size_t>(row) * static_cast<size_t>(x_stride);
     F32x16 squares = zero_f32();

@@ -4,27 +4,37 @@ namespace paceline::PL_ISA {
 namespace {
 
 // Words of Philox4x32-10 for counters (first .. first + 15, position, 0, 0): word k of counter j at words[16 * k + j].
-// One straight line per lane over plain arrays, which the compiler turns into vectors: vec.h has no 32 x 32 -> 64 bit product.
+//
+// A counter's words live in the even lanes, where the 32 x 32 -> 64 bit product reads them: the odd ones may hold anything, so a product
+// is used as it comes and only its high half has to move.
 inline void philox_block(uint32_t first, uint32_t position, uint64_t seed, int32_t* words) {
-  for (uint32_t j = 0; j < 16; ++j) {
-    uint32_t c0 = first + j, c1 = position, c2 = 0, c3 = 0;
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-    const auto round = [&] {
-      const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0;
-      const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
-      c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-      c1 = static_cast<uint32_t>(p1);
-      c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-      c3 = static_cast<uint32_t>(p0);
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
-    };
-    round(), round(), round(), round(), round(), round(), round(), round(), round(), round();
-    words[j] = static_cast<int32_t>(c0);
-    words[16 + j] = static_cast<int32_t>(c1);
-    words[32 + j] = static_cast<int32_t>(c2);
-    words[48 + j] = static_cast<int32_t>(c3);
+  const I32x16 m0 = set1(static_cast<int32_t>(0xD2511F53u)), m1 = set1(static_cast<int32_t>(0xCD9E8D57u));
+  I32x16 c0[2], c1[2], c2[2], c3[2];
+  for (int h = 0; h < 2; ++h) {  // lane 2i of half h is counter 2i + h
+    c0[h] = iota() + set1(static_cast<int32_t>(first + static_cast<uint32_t>(h)));
+    c1[h] = set1(static_cast<int32_t>(position));
+    c2[h] = set1(0);
+    c3[h] = set1(0);
   }
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int r = 0; r < 10; ++r) {
+    const I32x16 key0 = set1(static_cast<int32_t>(k0)), key1 = set1(static_cast<int32_t>(k1));
+    for (int h = 0; h < 2; ++h) {
+      const I32x16 p0 = mul_even_u32(c0[h], m0), p1 = mul_even_u32(c2[h], m1);
+      c0[h] = odd_to_even(p1) ^ c1[h] ^ key0;
+      c1[h] = p1;
+      c2[h] = odd_to_even(p0) ^ c3[h] ^ key1;
+      c3[h] = p0;
+    }
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  const Mask16 even = set1(1) > (iota() & set1(1));
+  const auto merge = [&](const I32x16* c, int32_t* to) { store(to, select(even, c[0], even_to_odd(c[1]))); };
+  merge(c0, words);
+  merge(c1, words + 16);
+  merge(c2, words + 32);
+  merge(c3, words + 48);
 }
 
 // -log u for u = (w + 1/2) / 2^32, relative error about 4e-7 over the whole range, so also where u is close to 1:

@@ -9,11 +9,12 @@
 
 namespace paceline {
 
-constexpr int kTile = 16;         // outputs that share a tile: the lanes of a vector
-constexpr int kActGroup = 32;     // activations that share a scale
-constexpr int kPageTokens = 32;   // tokens in a KV page
-constexpr int kSplitTokens = 128; // keys that one partial softmax covers; a fixed size, so results never depend on how work is split
-constexpr int kQueryRows = 32;    // (token, head) pairs of one KV head that share the keys they read
+constexpr int kTile = 16;        // outputs that share a tile: the lanes of a vector
+constexpr int kActGroup = 32;    // activations that share a scale
+constexpr int kPageTokens = 32;  // tokens in a KV page
+constexpr int kSplitTokens =
+    128;  // keys that one partial softmax covers; a fixed size, so results never depend on how work is split
+constexpr int kQueryRows = 32;  // (token, head) pairs of one KV head that share the keys they read
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -36,17 +37,17 @@ struct Matrix {
 
 // Rows of activations: x = scale * q in groups of 32 for integer weights, plain floats for float weights. Strides are elements per row.
 struct Activations {
-  int8_t* q;         // [rows][q_stride], q_stride a multiple of 32, padding zero
-  float* scale;      // [rows][q_stride / 32]
-  float* sum;        // [rows][q_stride / 32] scale * (sum of the group's q)
-  int32_t* half_sum; // [rows][q_stride / 16] sum of q over each half group
+  int8_t* q;          // [rows][q_stride], q_stride a multiple of 32, padding zero
+  float* scale;       // [rows][q_stride / 32]
+  float* sum;         // [rows][q_stride / 32] scale * (sum of the group's q)
+  int32_t* half_sum;  // [rows][q_stride / 16] sum of q over each half group
   int32_t q_stride;
-  const float* x;    // [rows][x_stride] f32; null when only the quantised form exists
+  const float* x;  // [rows][x_stride] f32; null when only the quantised form exists
   int32_t x_stride;
 };
 
 struct LinearOut {
-  float* out;         // [rows][stride], column 0 of the matrix's outputs; written in whole tiles
+  float* out;  // [rows][stride], column 0 of the matrix's outputs; written in whole tiles
   int32_t stride;
   const float* bias;  // [16 * tiles] or null
   bool accumulate;    // out += instead of out =
@@ -58,7 +59,9 @@ struct AttentionShape {
   KVKind kind;
   // 16-bit values of a page of one layer and one KV head: keys as 2 blocks [head_dim][16 tokens], then values [32 tokens][head_dim].
   size_t head_page_values() const { return static_cast<size_t>(2 * kPageTokens) * static_cast<size_t>(head_dim); }
-  size_t page_values() const { return head_page_values() * static_cast<size_t>(num_kv_heads) * static_cast<size_t>(num_layers); }
+  size_t page_values() const {
+    return head_page_values() * static_cast<size_t>(num_kv_heads) * static_cast<size_t>(num_layers);
+  }
   int group() const { return num_heads / num_kv_heads; }
 };
 
@@ -71,21 +74,21 @@ struct AttentionUnit {
 struct AttentionArgs {
   const AttentionShape* shape;
   int32_t layer;
-  uint16_t* kv;                // pool; page p starts at p * page_values
-  const int32_t* page_table;   // [sequences][page_table_stride]
+  uint16_t* kv;               // pool; page p starts at p * page_values
+  const int32_t* page_table;  // [sequences][page_table_stride]
   int32_t page_table_stride;
-  const int32_t* positions;    // [rows]
-  float* q;                    // [rows][qkv_stride]; rotated and scaled in place by rope_write
-  const float* k;              // same stride
+  const int32_t* positions;  // [rows]
+  float* q;                  // [rows][qkv_stride]; rotated and scaled in place by rope_write
+  const float* k;            // same stride
   const float* v;
   int32_t qkv_stride;
-  float* out;                  // [rows][out_stride], heads side by side
+  float* out;  // [rows][out_stride], heads side by side
   int32_t out_stride;
-  float* partials;             // [rows][heads][max_splits][head_dim + 16]: values, max, sum
+  float* partials;  // [rows][heads][max_splits][head_dim + 16]: values, max, sum
   int32_t max_splits;
-  const float* cos;            // [rows][head_dim], each pair's cosine twice
-  const float* sin;            // [rows][head_dim], each pair's sine, negative then positive
-  const float* q_norm;         // [head_dim] or null: RMS norm of each head before the rotation
+  const float* cos;     // [rows][head_dim], each pair's cosine twice
+  const float* sin;     // [rows][head_dim], each pair's sine, negative then positive
+  const float* q_norm;  // [head_dim] or null: RMS norm of each head before the rotation
   const float* k_norm;
   float norm_eps;
 };
@@ -97,16 +100,16 @@ struct Kernels {
   // out[row] = row of the embedding matrix. stride a multiple of 32; padding is written as zero.
   void (*embed)(const Matrix&, const int32_t* tokens, int row_begin, int row_end, float* out, int stride);
   // y = x * rsqrt(mean(x^2) + eps) * weight over `size` values (padding zero), quantised into `out`, and to `y` when not null.
-  void (*norm)(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end, float* y,
-               int y_stride, const Activations& out, bool quantise);
+  void (*norm)(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end,
+               float* y, int y_stride, const Activations& out, bool quantise);
   void (*quantise)(const float* x, int x_stride, int size, int row_begin, int row_end, const Activations& out);
   void (*linear)(const Matrix&, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut&);
   // silu(gate) * up for outputs [32 * unit_begin, 32 * unit_end): to `out` quantised, or to `y` [rows][y_stride] when not null.
-  void (*gate_up)(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end, float* y,
-                  int y_stride, const Activations& out);
+  void (*gate_up)(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
+                  float* y, int y_stride, const Activations& out);
   // The same product when gate and up lie side by side as floats: `gate` and `up` share a stride.
-  void (*silu_mul)(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y, int y_stride,
-                   const Activations& out);
+  void (*silu_mul)(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y,
+                   int y_stride, const Activations& out);
   void (*rope_write)(const AttentionArgs&, int sequence, int row, int kv_head);
   void (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
   void (*attention_merge)(const AttentionArgs&, int row, int head, int num_splits_begin, int num_splits_end);

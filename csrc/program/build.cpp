@@ -11,7 +11,8 @@ size_t as_size(int n) { return static_cast<size_t>(n); }
 
 }  // namespace
 
-Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, std::vector<double> inverse_frequencies)
+Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape,
+                 std::vector<double> inverse_frequencies)
     : kernels_(kernels), shape_(shape), inverse_frequencies_(std::move(inverse_frequencies)), pool_(num_threads) {
   const AttentionShape& a = shape.attention;
   CHECK(a.head_dim % 16 == 0 && a.head_dim <= 256, "head_dim must be a multiple of 16 up to 256");
@@ -22,8 +23,8 @@ Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& sh
   cos_ = Region(row_floats * sizeof(float));
   sin_ = Region(row_floats * sizeof(float));
   max_splits_ = (shape.context_length + kSplitTokens - 1) / kSplitTokens;
-  partials_ =
-      Region(as_size(kSplitRows) * as_size(a.num_heads) * as_size(max_splits_) * as_size(a.head_dim + 16) * sizeof(float));
+  partials_ = Region(as_size(kSplitRows) * as_size(a.num_heads) * as_size(max_splits_) * as_size(a.head_dim + 16) *
+                     sizeof(float));
   scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.vocab_size));
   scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;
   scratch_ = Region(scratch_floats_ * as_size(num_threads) * sizeof(float));
@@ -31,7 +32,8 @@ Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& sh
   merge_begin_.resize(as_size(shape.max_rows));
   merge_end_.resize(as_size(shape.max_rows));
   // Whole rows: at most one unit a row and KV head. Split rows: kSplitRows rows at most.
-  units_.reserve(as_size(shape.max_rows) * as_size(a.num_kv_heads) + as_size(kSplitRows) * as_size(a.num_kv_heads) * as_size(max_splits_));
+  units_.reserve(as_size(shape.max_rows) * as_size(a.num_kv_heads) +
+                 as_size(kSplitRows) * as_size(a.num_kv_heads) * as_size(max_splits_));
   Record begin{};
   begin.kind = Kind::begin;
   records_.push_back(begin);
@@ -64,7 +66,8 @@ int Program::add_activations(int width, bool outputs) {
   const size_t row_bytes = as_size(stride) + groups * (4 + 4 + 8);
   const size_t copies = as_size(pool_.size()) * kPrivateRows + as_size(rows);
   // The four arrays of each copy start on cache lines: 64 spare bytes for each.
-  activations_.push_back({Region(copies * row_bytes + (as_size(pool_.size()) + 1) * 5 * 64), stride, rows, row_bytes, false});
+  activations_.push_back(
+      {Region(copies * row_bytes + (as_size(pool_.size()) + 1) * 5 * 64), stride, rows, row_bytes, false});
   return static_cast<int>(activations_.size()) - 1;
 }
 
@@ -100,8 +103,8 @@ void Program::quantise(int from, int size, int to_activations) {
   records_.push_back(r);
 }
 
-void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer, int from_activations,
-                     int to_buffer, bool accumulate) {
+void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
+                     int from_activations, int to_buffer, bool accumulate) {
   CHECK(matrices.size() == columns.size() && matrices.size() == biases.size(), "one column and one bias a part");
   Record r{};
   r.kind = Kind::linear;
@@ -112,7 +115,8 @@ void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::v
   r.outputs = buffers_[as_size(to_buffer)].outputs;
   for (size_t i = 0; i < matrices.size(); ++i) {
     const Matrix& m = matrices_[as_size(matrices[i])];
-    CHECK(columns[i] % kTile == 0 && columns[i] + m.num_tiles * kTile <= buffers_[as_size(to_buffer)].stride, "part fits its buffer");
+    CHECK(columns[i] % kTile == 0 && columns[i] + m.num_tiles * kTile <= buffers_[as_size(to_buffer)].stride,
+          "part fits its buffer");
     CHECK(m.quantised() ? from_activations >= 0 : from_buffer >= 0, "input in the form that the weights need");
     r.parts.push_back({matrices[i], columns[i], biases[i]});
     r.tiles += m.num_tiles;
@@ -123,7 +127,8 @@ void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::v
 void Program::gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations) {
   const Matrix& g = matrices_[as_size(gate)];
   const Matrix& u = matrices_[as_size(up)];
-  CHECK(g.kind == u.kind && g.group == u.group && g.has_min == u.has_min && g.num_outputs == u.num_outputs, "gate and up are alike");
+  CHECK(g.kind == u.kind && g.group == u.group && g.has_min == u.has_min && g.num_outputs == u.num_outputs,
+        "gate and up are alike");
   Record r{};
   r.kind = Kind::gate_up;
   r.weight = gate;
@@ -149,7 +154,8 @@ void Program::silu_mul(int from, int up_column, int size, int to_buffer, int to_
   records_.push_back(r);
 }
 
-void Program::rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps) {
+void Program::rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm,
+                         float eps) {
   Record r{};
   r.kind = Kind::rope_write;
   r.layer = layer;
@@ -190,8 +196,8 @@ void Program::sample(int logits) {
 }
 
 const char* Program::record_name(int record) const {
-  static constexpr const char* kNames[] = {"begin",    "embed",    "norm",       "quantise",  "linear", "gate_up",
-                                           "silu_mul", "rope_write", "attention", "select", "sample"};
+  static constexpr const char* kNames[] = {"begin",    "embed",      "norm",      "quantise", "linear", "gate_up",
+                                           "silu_mul", "rope_write", "attention", "select",   "sample"};
   return kNames[static_cast<size_t>(records_[as_size(record)].kind)];
 }
 

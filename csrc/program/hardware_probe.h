@@ -5,7 +5,7 @@
 
 namespace paceline {
 
-double measure_bandwidth(int num_threads);                            // GB/s read
-double measure_int8_peak(const Kernels& kernels, int num_threads);    // GOPS
+double measure_bandwidth(int num_threads);                          // GB/s read
+double measure_int8_peak(const Kernels& kernels, int num_threads);  // GOPS
 
 }  // namespace paceline

@@ -63,7 +63,8 @@ void Program::plan_attention() {
       }
       for (int head = 0; head < a.num_kv_heads; ++head) {
         if (partial)
-          for (int split = split_begin; split < split_end; ++split) units_.push_back({s, begin, end, head, split, split + 1, true});
+          for (int split = split_begin; split < split_end; ++split)
+            units_.push_back({s, begin, end, head, split, split + 1, true});
         else
           units_.push_back({s, begin, end, head, split_begin, split_end, false});
       }
@@ -88,8 +89,8 @@ void Program::fill_rope(int thread) {
 }
 
 bool Program::private_rows(const Record& record, int rows) const {
-  return (record.kind == Kind::norm || record.kind == Kind::quantise) && record.to_activations >= 0 && rows <= kPrivateRows &&
-         !activations_[as_size(record.to_activations)].shared;
+  return (record.kind == Kind::norm || record.kind == Kind::quantise) && record.to_activations >= 0 &&
+         rows <= kPrivateRows && !activations_[as_size(record.to_activations)].shared;
 }
 
 Activations Program::view(int activations, int buffer, int rows, int thread) const {
@@ -151,7 +152,8 @@ void Program::run_attention(const Record& record, int thread) {
   // Units differ in cost, so threads take them one by one. Two counters take turns: while one is in use the other is reset.
   std::atomic<int>& next = record.layer % 2 == 0 ? next_unit_ : next_unit_after_;
   const int count = static_cast<int>(units_.size());
-  for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed))
+  for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count;
+       i = next.fetch_add(1, std::memory_order_relaxed))
     kernels_.attention(args, units_[as_size(i)], scratch);
   if (any_partial_) {
     pool_.barrier();
@@ -179,12 +181,13 @@ void Program::run_record(const Record& record, int thread) {
       fill_rope(thread);
       return;  // the embedding's barrier follows
     case Kind::embed:
-      kernels_.embed(matrices_[as_size(record.weight)], step_.tokens, mine.begin, mine.end, buffer(record.to), stride(record.to));
+      kernels_.embed(matrices_[as_size(record.weight)], step_.tokens, mine.begin, mine.end, buffer(record.to),
+                     stride(record.to));
       break;
     case Kind::norm:
-      kernels_.norm(buffer(record.from), stride(record.from), vectors_[as_size(record.weight)].as<float>(), record.size, record.eps,
-                    mine.begin, mine.end, buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread),
-                    record.to_activations >= 0);
+      kernels_.norm(buffer(record.from), stride(record.from), vectors_[as_size(record.weight)].as<float>(), record.size,
+                    record.eps, mine.begin, mine.end, buffer(record.to), stride(record.to),
+                    view(record.to_activations, -1, rows, thread), record.to_activations >= 0);
       break;
     case Kind::quantise:
       kernels_.quantise(buffer(record.from), stride(record.from), record.size, mine.begin, mine.end,
@@ -208,19 +211,21 @@ void Program::run_record(const Record& record, int thread) {
     case Kind::gate_up: {
       const Range units = share((record.tiles + 1) / 2, thread, threads);
       kernels_.gate_up(matrices_[as_size(record.weight)], matrices_[as_size(record.weight2)],
-                       view(record.from_activations, record.from, rows, thread), rows, units.begin, units.end, buffer(record.to),
-                       stride(record.to), view(record.to_activations, -1, rows, thread));
+                       view(record.from_activations, record.from, rows, thread), rows, units.begin, units.end,
+                       buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread));
       break;
     }
     case Kind::silu_mul:
-      kernels_.silu_mul(buffer(record.from), buffer(record.from) + record.q_column, stride(record.from), record.size, mine.begin, mine.end,
-                        buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread));
+      kernels_.silu_mul(buffer(record.from), buffer(record.from) + record.q_column, stride(record.from), record.size,
+                        mine.begin, mine.end, buffer(record.to), stride(record.to),
+                        view(record.to_activations, -1, rows, thread));
       break;
     case Kind::rope_write: {
       const AttentionArgs args = attention_args(record);
       const int heads = shape_.attention.num_kv_heads;
       const Range items = share(rows * heads, thread, threads);
-      for (int i = items.begin; i < items.end; ++i) kernels_.rope_write(args, sequence_of_row_[as_size(i / heads)], i / heads, i % heads);
+      for (int i = items.begin; i < items.end; ++i)
+        kernels_.rope_write(args, sequence_of_row_[as_size(i / heads)], i / heads, i % heads);
       break;
     }
     case Kind::attention:
@@ -234,8 +239,9 @@ void Program::run_record(const Record& record, int thread) {
       break;
     case Kind::sample:
       for (int i = mine.begin; i < mine.end; ++i)
-        kernels_.sample_row(buffer(record.from) + as_size(i) * as_size(stride(record.from)), shape_.vocab_size, step_.sample_rows[i],
-                            step_.sample_lists, step_.sampled[i], scratch_.as<float>() + as_size(thread) * scratch_floats_);
+        kernels_.sample_row(buffer(record.from) + as_size(i) * as_size(stride(record.from)), shape_.vocab_size,
+                            step_.sample_rows[i], step_.sample_lists, step_.sampled[i],
+                            scratch_.as<float>() + as_size(thread) * scratch_floats_);
       return;  // the pool's own barrier follows
   }
   if (!alone) pool_.barrier();

@@ -39,8 +39,8 @@ struct StepInputs {
   const int32_t* row_starts;  // [sequences + 1]
   const int32_t* page_table;  // [sequences][page_table_stride]
   int32_t page_table_stride;
-  const int32_t* logit_rows;  // [outputs]
-  const int32_t* page_copies; // [copies][2] source, destination
+  const int32_t* logit_rows;   // [outputs]
+  const int32_t* page_copies;  // [copies][2] source, destination
   int32_t num_page_copies;
   const SampleRow* sample_rows;  // [outputs]
   SampleLists sample_lists;
@@ -58,15 +58,15 @@ class Program {
 
   // ---- building; ids are handed out in order ----
   int add_matrix(const Matrix& matrix);
-  int add_vector(const float* data, int size);  // copied, padded with zeros to a multiple of 32
-  int add_buffer(int width, bool outputs);      // f32 [max_rows or max_outputs][width rounded up to 32]
-  int add_activations(int width, bool outputs); // the quantised form of such a buffer
+  int add_vector(const float* data, int size);   // copied, padded with zeros to a multiple of 32
+  int add_buffer(int width, bool outputs);       // f32 [max_rows or max_outputs][width rounded up to 32]
+  int add_activations(int width, bool outputs);  // the quantised form of such a buffer
   void embed(int matrix, int buffer);
   void norm(int from, int weight, float eps, int size, int to_buffer, int to_activations);
   void quantise(int from, int size, int to_activations);
   // `bias` per part or -1; `columns` where each part's outputs start. `from_buffer` / `from_activations` -1 where not needed.
-  void linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer, int from_activations,
-              int to_buffer, bool accumulate);
+  void linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
+              int from_activations, int to_buffer, bool accumulate);
   void gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations);
   void silu_mul(int from, int up_column, int size, int to_buffer, int to_activations);
   void rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps);
@@ -94,7 +94,19 @@ class Program {
   size_t workspace_bytes() const;
 
  private:
-  enum class Kind : uint8_t { begin, embed, norm, quantise, linear, gate_up, silu_mul, rope_write, attention, select, sample };
+  enum class Kind : uint8_t {
+    begin,
+    embed,
+    norm,
+    quantise,
+    linear,
+    gate_up,
+    silu_mul,
+    rope_write,
+    attention,
+    select,
+    sample
+  };
 
   struct Part {
     int matrix, column, bias;

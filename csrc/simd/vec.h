@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(PL_SIMD_AVX2) || defined(PL_SIMD_AVX512)
 #ifdef PL_EMULATE_AVX512
@@ -25,6 +27,17 @@
 
 namespace paceline::PL_ISA {
 namespace {
+
+// f(0), f(1), ... f(N-1) with constant arguments. Arrays of vectors that are indexed by a loop counter stay in memory with GCC 12, whatever
+// the loop's unrolling; indexed by these constants they live in registers.
+template <int... I, class Function>
+[[gnu::always_inline]] inline void unroll_sequence(std::integer_sequence<int, I...>, Function&& f) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class Function>
+[[gnu::always_inline]] inline void unroll(Function&& f) {
+  unroll_sequence(std::make_integer_sequence<int, N>{}, f);
+}
 
 #if defined(PL_SIMD_AVX512)
 
@@ -78,12 +91,19 @@ inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I32x16 bits_of(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
 inline F32x16 from_bits(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 inline uint32_t bitmask(Mask16 m) { return m.v; }
+// The even 32-bit lanes of a and b multiplied, unsigned, each 64-bit product in a pair of lanes.
+inline I32x16 mul_even_u32(I32x16 a, I32x16 b) { return {_mm512_mul_epu32(a.v, b.v)}; }
+// Odd lanes moved to the even ones below them, odd ones zero.
+inline I32x16 odd_to_even(I32x16 a) { return {_mm512_srli_epi64(a.v, 32)}; }
+// Even lanes moved to the odd ones above them, even ones zero.
+inline I32x16 even_to_odd(I32x16 a) { return {_mm512_slli_epi64(a.v, 32)}; }
 
 inline F32x16 load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 inline void store_f16(uint16_t* p, F32x16 a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 inline F32x16 load_bf16(const uint16_t* p) {
   const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -120,20 +140,31 @@ inline F32x16 operator+(F32x16 x, F32x16 y) { return {_mm256_add_ps(x.a, y.a), _
 inline F32x16 operator-(F32x16 x, F32x16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline F32x16 operator*(F32x16 x, F32x16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F32x16 operator/(F32x16 x, F32x16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-inline F32x16 fma(F32x16 x, F32x16 y, F32x16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-inline F32x16 fnma(F32x16 x, F32x16 y, F32x16 z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+inline F32x16 fma(F32x16 x, F32x16 y, F32x16 z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline F32x16 fnma(F32x16 x, F32x16 y, F32x16 z) {
+  return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)};
+}
 inline F32x16 max(F32x16 x, F32x16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline F32x16 min(F32x16 x, F32x16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-inline Mask16 operator>(F32x16 x, F32x16 y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)}; }
-inline Mask16 operator>=(F32x16 x, F32x16 y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)}; }
-inline Mask16 operator==(F32x16 x, F32x16 y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)}; }
+inline Mask16 operator>(F32x16 x, F32x16 y) {
+  return {_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)};
+}
+inline Mask16 operator>=(F32x16 x, F32x16 y) {
+  return {_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)};
+}
+inline Mask16 operator==(F32x16 x, F32x16 y) {
+  return {_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)};
+}
 inline F32x16 select(Mask16 m, F32x16 yes, F32x16 no) {
   return {_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)};
 }
 
 inline I32x16 set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I32x16 load(const int32_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
 }
 inline void store(int32_t* p, I32x16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
@@ -167,6 +198,13 @@ inline uint32_t bitmask(Mask16 m) {
   return static_cast<uint32_t>(_mm256_movemask_ps(m.a)) | (static_cast<uint32_t>(_mm256_movemask_ps(m.b)) << 8);
 }
 
+// The even 32-bit lanes of a and b multiplied, unsigned, each 64-bit product in a pair of lanes.
+inline I32x16 mul_even_u32(I32x16 x, I32x16 y) { return {_mm256_mul_epu32(x.a, y.a), _mm256_mul_epu32(x.b, y.b)}; }
+// Odd lanes moved to the even ones below them, odd ones zero.
+inline I32x16 odd_to_even(I32x16 x) { return {_mm256_srli_epi64(x.a, 32), _mm256_srli_epi64(x.b, 32)}; }
+// Even lanes moved to the odd ones above them, even ones zero.
+inline I32x16 even_to_odd(I32x16 x) { return {_mm256_slli_epi64(x.a, 32), _mm256_slli_epi64(x.b, 32)}; }
+
 inline F32x16 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
@@ -191,7 +229,9 @@ inline void store_i8_saturated(int8_t* p, I32x16 x) {
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-inline F32x16 swap_pairs(F32x16 x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }  // lane i takes lane i^1
+inline F32x16 swap_pairs(F32x16 x) {
+  return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)};
+}  // lane i takes lane i^1
 
 #elif defined(PL_SIMD_SCALAR)
 
@@ -261,11 +301,11 @@ inline F32x16 min(F32x16 a, F32x16 b) {
   PL_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
   return a;
 }
-#define PL_COMPARE(T, OP)                                      \
-  inline Mask16 operator OP(T a, T b) {                        \
-    Mask16 m{0};                                               \
+#define PL_COMPARE(T, OP)                                        \
+  inline Mask16 operator OP(T a, T b) {                          \
+    Mask16 m{0};                                                 \
     PL_EACH m.v |= static_cast<uint32_t>(a.v[i] OP b.v[i]) << i; \
-    return m;                                                  \
+    return m;                                                    \
   }
 PL_COMPARE(F32x16, >)
 PL_COMPARE(F32x16, >=)
@@ -287,10 +327,10 @@ inline I32x16 load(const int32_t* p) {
   return r;
 }
 inline void store(int32_t* p, I32x16 a) { std::memcpy(p, a.v, 64); }
-#define PL_BITWISE(OP)                                                                                                \
-  inline I32x16 operator OP(I32x16 a, I32x16 b) {                                                                     \
-    PL_EACH a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) OP static_cast<uint32_t>(b.v[i]));            \
-    return a;                                                                                                         \
+#define PL_BITWISE(OP)                                                                                     \
+  inline I32x16 operator OP(I32x16 a, I32x16 b) {                                                          \
+    PL_EACH a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) OP static_cast<uint32_t>(b.v[i])); \
+    return a;                                                                                              \
   }
 PL_BITWISE(+)
 PL_BITWISE(-)
@@ -337,11 +377,37 @@ inline F32x16 from_bits(I32x16 a) {
   return r;
 }
 inline uint32_t bitmask(Mask16 m) { return m.v; }
+// The even 32-bit lanes of a and b multiplied, unsigned, each 64-bit product in a pair of lanes.
+inline I32x16 mul_even_u32(I32x16 a, I32x16 b) {
+  for (int i = 0; i < 16; i += 2) {
+    const uint64_t p = static_cast<uint64_t>(static_cast<uint32_t>(a.v[i])) * static_cast<uint32_t>(b.v[i]);
+    a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p));
+    a.v[i + 1] = static_cast<int32_t>(static_cast<uint32_t>(p >> 32));
+  }
+  return a;
+}
+// Odd lanes moved to the even ones below them, odd ones zero.
+inline I32x16 odd_to_even(I32x16 a) {
+  for (int i = 0; i < 16; i += 2) {
+    a.v[i] = a.v[i + 1];
+    a.v[i + 1] = 0;
+  }
+  return a;
+}
+// Even lanes moved to the odd ones above them, even ones zero.
+inline I32x16 even_to_odd(I32x16 a) {
+  for (int i = 0; i < 16; i += 2) {
+    a.v[i + 1] = a.v[i];
+    a.v[i] = 0;
+  }
+  return a;
+}
 
 inline float f16_to_f32(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t rest = h & 0x7fffu;
-  if (rest >= 0x7c00u) return as_float(sign | 0x7f800000u | ((rest & 0x3ffu) << 13) | (rest > 0x7c00u ? 0x400000u : 0u));
+  if (rest >= 0x7c00u)
+    return as_float(sign | 0x7f800000u | ((rest & 0x3ffu) << 13) | (rest > 0x7c00u ? 0x400000u : 0u));
   if (rest < 0x400u) return as_float(sign | as_bits(static_cast<float>(rest) * 0x1p-24f));
   return as_float(sign | ((rest << 13) + 0x38000000u));
 }

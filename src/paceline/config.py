@@ -20,9 +20,10 @@ PAGE_TOKENS = 32
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
-    ``kind`` "linear" divides positions by ``factor``; "llama3" divides only low frequencies by ``factor``, leaves high ones, and
-    interpolates between wavelengths ``original_context / low_freq_factor`` and ``original_context / high_freq_factor``;
-    "factors" divides frequency i by ``factors[i]`` (the form a GGUF file stores in ``rope_freqs.weight``).
+    ``kind`` "linear" divides positions by ``factor``; "llama3" divides only low frequencies by ``factor``, leaves high
+    ones, and interpolates between wavelengths ``original_context / low_freq_factor`` and ``original_context /
+    high_freq_factor``; "factors" divides frequency i by ``factors[i]`` (the form a GGUF file stores in
+    ``rope_freqs.weight``).
     """
 
     kind: Literal["linear", "llama3", "factors"]
@@ -35,7 +36,9 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding: base ``theta``, the ``dim`` leading components of each head that rotate, optional scaling."""
+    """Rotary position embedding: base ``theta``, the ``dim`` leading components of each head that rotate, optional
+    scaling.
+    """
 
     theta: float
     dim: int
@@ -97,7 +100,8 @@ class Machine:
 class EngineConfig:
     """How an engine runs. ``None`` means "decide from the machine"; ``resolve`` leaves no None but ``head_bits``.
 
-    ``token_budget`` bounds the rows of one step (so it is the prefill chunk); ``max_batch`` bounds the requests that run together.
+    ``token_budget`` bounds the rows of one step (so it is the prefill chunk); ``max_batch`` bounds the requests that
+    run together.
     """
 
     weights: WeightFormat = "native"

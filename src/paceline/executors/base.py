@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import ModelConfig
-from paceline.sampling.rows import SampleRows, SampledRows
+from paceline.sampling.rows import SampledRows, SampleRows
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,16 @@ class StepPlan:
     """The rows of one pass through the model, grouped by sequence.
 
     tokens      [rows] i32         token ids
-    positions   [rows] i32         position of each row in its sequence; rows of a sequence are consecutive and ascending
+    positions   [rows] i32         position of each row in its sequence; rows of a sequence are consecutive and
+    ascending
     row_starts  [sequences+1] i32  rows of sequence s are row_starts[s] : row_starts[s+1]
     page_table  [sequences, p] i32 page of tokens 32*j : 32*j+32 of sequence s; entries past its length are ignored
     logit_rows  [outputs] i32      rows whose logits are wanted, ascending
     samples                        one entry an output, how its token is chosen
     page_copies [n, 2] i32         (source, destination) pages to copy before anything else
 
-    A row attends to positions 0..its own of its sequence (within the sliding window): earlier ones are read from pages, those of the
-    same step are written first.
+    A row attends to positions 0..its own of its sequence (within the sliding window): earlier ones are read from pages,
+    those of the same step are written first.
     """
 
     tokens: NDArray[np.int32]

@@ -1,6 +1,7 @@
 """Llama: pre-norm decoder with rotary attention and a gated SiLU network (Touvron et al. 2302.13971).
 
-Also Llama 3.x, SmolLM2, TinyLlama and Mistral, which differ in their configuration only: RoPE scaling, grouped heads, sliding window.
+Also Llama 3.x, SmolLM2, TinyLlama and Mistral, which differ in their configuration only: RoPE scaling, grouped heads,
+sliding window.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def attention_block(g: GraphBuilder, x: Value, config: ModelConfig, layer: int) 
     h = g.rms_norm(x, f"{p}.attn_norm.weight", eps=config.rms_norm_eps)
     q, k, v = g.linear(
         h,
-        [(f"{p}.attn_q.weight", config.q_size), (f"{p}.attn_k.weight", config.kv_size), (f"{p}.attn_v.weight", config.kv_size)],
+        [
+            (f"{p}.attn_q.weight", config.q_size),
+            (f"{p}.attn_k.weight", config.kv_size),
+            (f"{p}.attn_v.weight", config.kv_size),
+        ],
         biases=[f"{p}.attn_q.bias", f"{p}.attn_k.bias", f"{p}.attn_v.bias"] if config.attention_bias else [],
         rope_heads=[config.num_heads, config.num_kv_heads, 0],
     )

@@ -1,7 +1,8 @@
-"""Qwen2 and Qwen2.5 (biases on query, key and value) and Qwen3 (a norm on each query and key head): Llama's graph otherwise.
+"""Qwen2 and Qwen2.5 (biases on query, key and value) and Qwen3 (a norm on each query and key head): Llama's graph
+otherwise.
 
-Source: the Qwen2 (2407.10671) and Qwen3 (2505.09388) reports. Both differences are switches of the shared attention block, set here
-so that a configuration cannot ask for a mixture that no Qwen has.
+Source: the Qwen2 (2407.10671) and Qwen3 (2505.09388) reports. Both differences are switches of the shared attention
+block, set here so that a configuration cannot ask for a mixture that no Qwen has.
 """
 
 from __future__ import annotations

@@ -20,5 +20,7 @@ def build_graph(config: ModelConfig) -> Graph:
     """The graph of the configured model, or UnsupportedError naming the architectures that exist."""
     builder = BUILDERS.get(config.architecture)
     if builder is None:
-        raise UnsupportedError(f"architecture {config.architecture!r} is not built; known are {', '.join(sorted(BUILDERS))}")
+        raise UnsupportedError(
+            f"architecture {config.architecture!r} is not built; known are {', '.join(sorted(BUILDERS))}"
+        )
     return builder(config)

@@ -44,11 +44,23 @@ class GraphBuilder:
         return self._append("linear", (x,), list(weights), weights=names + tuple(biases), num_biases=len(biases))
 
     def rope_write(
-        self, q: Value, k: Value, v: Value, *, layer: int, q_norm: str | None = None, k_norm: str | None = None, eps: float = 0.0
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        layer: int,
+        q_norm: str | None = None,
+        k_norm: str | None = None,
+        eps: float = 0.0,
     ) -> Value:
-        """Rotates q and k (after an optional RMS norm of each head), stores k and v in the pages, returns q / sqrt(head_dim)."""
+        """Rotates q and k (after an optional RMS norm of each head), stores k and v in the pages, returns q /
+        sqrt(head_dim).
+        """
         norms = tuple(name for name in (q_norm, k_norm) if name is not None)
-        return self._append("rope_write", (q, k, v), [(f"blk.{layer}.q", q.width)], weights=norms, layer=layer, eps=eps)[0]
+        return self._append(
+            "rope_write", (q, k, v), [(f"blk.{layer}.q", q.width)], weights=norms, layer=layer, eps=eps
+        )[0]
 
     def head_norm_weight(self, name: str, head_dim: int) -> str:
         """Declares the weight of a per-head norm and returns its name."""

@@ -10,7 +10,9 @@ Rows = Literal["step", "outputs"]
 
 @dataclass(frozen=True)
 class Value:
-    """A table of floats [rows, width]; ``rows`` is "step" for every token of a step, "outputs" for those whose logits are wanted."""
+    """A table of floats [rows, width]; ``rows`` is "step" for every token of a step, "outputs" for those whose logits
+    are wanted.
+    """
 
     name: str
     width: int
@@ -37,7 +39,8 @@ class Node:
 class WeightSpec:
     """A weight that the graph reads: (outputs, inputs) for a matrix, (length,) for a vector.
 
-    ``rope_heads`` is the number of heads whose rows rotate in pairs (0: none), so that loaders can bring pairs together.
+    ``rope_heads`` is the number of heads whose rows rotate in pairs (0: none), so that loaders can bring pairs
+    together.
     """
 
     name: str

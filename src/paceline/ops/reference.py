@@ -28,7 +28,9 @@ class Weights(Protocol):
 
 @dataclass
 class KeyValues:
-    """The pages: keys and values [layers, pages, kv_heads, PAGE_TOKENS, head_dim] f32, rounded to the KV format when written."""
+    """The pages: keys and values [layers, pages, kv_heads, PAGE_TOKENS, head_dim] f32, rounded to the KV format when
+    written.
+    """
 
     keys: Table
     values: Table
@@ -59,7 +61,8 @@ class Step:
 
 
 def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
-    """int8 values [rows, width] and scales [rows, groups] of groups of 32: scale = max|x| / 127, q = rint(x * (127 / max|x|)).
+    """int8 values [rows, width] and scales [rows, groups] of groups of 32: scale = max|x| / 127, q = rint(x * (127 /
+    max|x|)).
 
     The last group may be short. Groups whose largest magnitude is below 1e-36 become zeros.
     """
@@ -78,11 +81,13 @@ def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
 
 def dequantise_activations(q: NDArray[np.int8], scale: Table) -> Table:
     """scale * q, as float32."""
-    return q.astype(np.float32) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]]
+    x: Table = q.astype(np.float32) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]]
+    return x
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
-    """Radians a position for each pair of a head [head_dim / 2], scaling applied; pairs past ``rope.dim`` do not rotate.
+    """Radians a position for each pair of a head [head_dim / 2], scaling applied; pairs past ``rope.dim`` do not
+    rotate.
 
     Source: Su et al. 2104.09864; the "llama3" scaling from the Llama 3.1 release.
     """
@@ -133,7 +138,9 @@ def rms_norm(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 
 
 def linear(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """x W^T + b for each weight; x is rounded to int8 groups first where the weights are integers and the step says so."""
+    """x W^T + b for each weight; x is rounded to int8 groups first where the weights are integers and the step says
+    so.
+    """
     num_outputs = len(node.outputs)
     exact = inputs[0]
     rounded: Table | None = None
@@ -203,5 +210,3 @@ def add(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 def select_outputs(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     """The rows whose logits are wanted."""
     return [inputs[0][step.logit_rows]]
-
-

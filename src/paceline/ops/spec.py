@@ -1,6 +1,7 @@
 """The op table: every op that a model may use, with its cost and its definition.
 
-Model builders, executors, the roofline and the tests read this table; the function named by ``reference`` is what the op means.
+Model builders, executors, the roofline and the tests read this table; the function named by ``reference`` is what the
+op means.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from paceline.ops.reference import Step, Table
 class OpSpec:
     """An op.
 
-    flops(node, context)  floating or integer operations for one row; ``context`` is the number of keys that the row sees
-    reference(node, inputs, step)  the outputs from the inputs, in plain numpy
+    flops(node, context)  floating or integer operations for one row; ``context`` is the number of keys that the row
+    sees reference(node, inputs, step)  the outputs from the inputs, in plain numpy
     """
 
     name: str
@@ -43,7 +44,10 @@ OPS: dict[str, OpSpec] = {
         OpSpec("linear", "x W^T + b", _linear_flops, reference.linear),
         OpSpec("rope_write", "norm and rotate heads, store keys and values", _per_element(6), reference.rope_write),
         OpSpec(
-            "attention", "softmax(q K^T) V", lambda node, context: 4 * context * node.outputs[0].width, reference.attention
+            "attention",
+            "softmax(q K^T) V",
+            lambda node, context: 4 * context * node.outputs[0].width,
+            reference.attention,
         ),
         OpSpec("silu_mul", "silu(gate) * up", _per_element(6), reference.silu_mul),
         OpSpec("add", "x + y", _per_element(1), reference.add),

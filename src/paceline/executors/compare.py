@@ -1,0 +1,168 @@
+"""Debugging: run a native step one record at a time and compare every value with the reference. The first node that
+differs is the bug.
+
+Each reference node is given the native executor's own inputs, so errors do not add up: what is compared is one node's
+arithmetic, and the bound follows from that node alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import PAGE_TOKENS
+from paceline.executors.base import StepPlan
+from paceline.executors.native import NativeExecutor
+from paceline.executors.reference import ReferenceExecutor
+from paceline.ops.graph import Node, Value
+from paceline.ops.reference import Step, Table, dequantise_activations, quantise_activations
+
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one value is from the reference: the largest error, and that error in units of its bound (over 1 is a
+    defect).
+    """
+
+    value: str
+    op: str
+    largest_error: float
+    bound_ratio: float
+
+
+def compare_step(native: NativeExecutor, reference: ReferenceExecutor, plan: StepPlan) -> list[Difference]:
+    """Runs the plan on both; one entry a value that the native program leaves in memory, in the order they are made.
+
+    Modifies the pages of both; the reference's pages are first set to the native ones.
+    """
+    step = reference.step_of(plan)
+    _copy_pages(native, step)
+    native.set_step(
+        plan, np.zeros((len(plan.logit_rows), 0), np.int32), np.zeros((len(plan.logit_rows), 0), np.float32)
+    )
+    native.program.begin_step()
+    values: dict[str, Table] = {}
+    bounds: dict[str, Table] = {}
+    differences = []
+    done = 0
+    for node in reference.graph.nodes:
+        for value, table in zip(node.outputs, reference.apply(node, values, step), strict=True):
+            values[value.name] = table
+            bounds[value.name] = _bound(node, value, values, bounds, step)
+        for value in node.outputs:
+            if value.name not in native.lowered.made_by:
+                continue  # fused into a later record
+            end = native.lowered.made_by[value.name] + 1
+            native.program.run_records(done, max(done, end))
+            done = max(done, end)
+            found, rounding = _native_value(native, value, values[value.name])
+            error = np.abs(found - values[value.name])
+            ratio = np.divide(error, bounds[value.name] + rounding, out=np.zeros_like(error), where=error > 0)
+            differences.append(
+                Difference(value.name, node.op, float(error.max(initial=0.0)), float(ratio.max(initial=0.0)))
+            )
+            values[value.name] = found
+            bounds[value.name] = np.zeros_like(found)
+        if node.op == "rope_write":
+            differences.append(_compare_pages(native, reference, node, values, step))
+    native.program.run_records(done, native.program.num_records)
+    return differences
+
+
+def _native_value(native: NativeExecutor, value: Value, expected: Table) -> tuple[Table, Table | float]:
+    """The value as the native program holds it, and the error that its int8 form may add: half a step, and a step where
+    scales differ.
+    """
+    place = native.lowered.places[value.name]
+    rows = len(expected)
+    if place.buffer >= 0:
+        return native.program.buffer(place.buffer, rows)[:, place.column : place.column + value.width].copy(), 0.0
+    found = native.program.dequantised(place.activations, rows)[:, : value.width].copy()
+    q, scale = quantise_activations(expected)
+    step_size = np.repeat(scale, 32, axis=1)[:, : q.shape[1]]
+    return found, 0.5001 * step_size
+
+
+def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str, Table], step: Step) -> Table:
+    """Largest error that float32 arithmetic in any order may leave in each element, given exact inputs; zero-input
+    bounds add up.
+
+    Sums of n products: n * eps * sum |x||w| (Higham 2002, 3.1, first order). Elementwise functions: a few eps of their
+    value.
+    """
+    table = values[value.name]
+    inherited = sum(
+        (np.abs(bounds[source.name]) for source in node.inputs if bounds[source.name].shape == table.shape),
+        np.zeros_like(table),
+    )
+    if node.op == "linear":
+        index = node.outputs.index(value)
+        name = node.weights[index]
+        x = values[node.inputs[0].name]
+        slack = bounds[node.inputs[0].name]
+        if step.weights.quantised(name) and step.activations == "int8":
+            x = dequantise_activations(*quantise_activations(x))
+        weights = np.abs(step.weights.values(name))
+        sums: Table = x.shape[1] * EPSILON * (np.abs(x) @ weights.T) + slack @ weights.T
+        return sums + EPSILON * np.abs(table) + np.float32(1e-30)
+    if node.op == "silu_mul":
+        gate, up = (values[source.name] for source in node.inputs)
+        gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
+        slope = 1.1  # the largest derivative of silu
+        return (
+            slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound + 16 * EPSILON * np.abs(table) + np.float32(1e-30)
+        )
+    if node.op == "attention":
+        width = step.positions.max() + 1 + step.model.head_dim
+        reach = np.abs(step.kv.values[node.attributes["layer"]]).max()
+        return np.full_like(table, float(width) * 4 * EPSILON * (1 + reach))
+    if node.op in ("embed", "select_outputs"):
+        return inherited
+    width = values[node.inputs[0].name].shape[1]
+    scale = np.abs(table) + (np.abs(table).max(axis=1, keepdims=True) if node.op == "rope_write" else 0.0)
+    elementwise: Table = inherited + np.float32((width / 16 + 16) * EPSILON) * scale + np.float32(1e-30)
+    return elementwise
+
+
+def _pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The native pool as the reference lays it out: keys and values [layers, pages, heads, tokens, head_dim]."""
+    model = native.model
+    halves = native.program.kv().reshape(
+        native.num_pages, model.num_layers, model.num_kv_heads, 2, PAGE_TOKENS * model.head_dim
+    )
+    if native.path()["kv_dtype"] == "f16":
+        floats = halves.view(np.float16).astype(np.float32)
+    else:
+        floats = (halves.astype(np.uint32) << 16).view(np.float32)
+    shape = (native.num_pages, model.num_layers, model.num_kv_heads)
+    keys = floats[:, :, :, 0].reshape(*shape, PAGE_TOKENS // 16, model.head_dim, 16).swapaxes(-1, -2)
+    values = floats[:, :, :, 1].reshape(*shape, PAGE_TOKENS, model.head_dim)
+    return keys.reshape(values.shape).swapaxes(0, 1), values.swapaxes(0, 1)
+
+
+def _copy_pages(native: NativeExecutor, step: Step) -> None:
+    step.kv.keys[:], step.kv.values[:] = _pages_of(native)
+
+
+def _compare_pages(
+    native: NativeExecutor, reference: ReferenceExecutor, node: Node, values: dict[str, Table], step: Step
+) -> Difference:
+    """Stored keys and values of the step's rows: equal but for one rounding step of the KV format."""
+    layer = node.attributes["layer"]
+    keys, stored = _pages_of(native)
+    pages = step.page_table[step.sequence_of_row, step.positions // PAGE_TOKENS]
+    slots = step.positions % PAGE_TOKENS
+    unit = 2.0**-10 if reference.kv.format == "f16" else 2.0**-7
+    error, ratio = 0.0, 0.0
+    for found, expected in ((keys, reference.kv.keys), (stored, reference.kv.values)):
+        ours, theirs = found[layer, pages, :, slots], expected[layer, pages, :, slots]
+        difference = np.abs(ours - theirs)
+        error = max(error, float(difference.max()))
+        largest = np.abs(theirs).max(axis=-1, keepdims=True)
+        ratio = max(ratio, float((difference / (unit * np.abs(theirs) + 64 * EPSILON * largest + 1e-7)).max()))
+    _copy_pages(native, step)
+    return Difference(f"{node.name}.pages", "rope_write", error, ratio)

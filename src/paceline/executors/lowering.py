@@ -1,0 +1,260 @@
+"""From a graph to the records of a native program: which nodes fuse, and where each value lives.
+
+Fusions, the reason that a layer needs few barriers: a residual ``add`` becomes the accumulating form of the ``linear``
+before it; norms and SiLU write the int8 form that integer weights read; gate, up, SiLU and product are one record when
+gate and up share a format. Values of all layers that play one role share a buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline._native import Program
+from paceline.executors.weights import WeightLoader
+from paceline.ops.graph import Graph, Node, Value
+from paceline.weights.packed import TILE, PackedMatrix
+
+NONE = -1
+"""How the native side spells "no buffer"."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is: columns of a buffer, or the int8 form of a whole table."""
+
+    buffer: int = NONE
+    column: int = 0
+    activations: int = NONE
+
+
+@dataclass
+class Lowered:
+    """A built program's map: after record ``made_by[name]`` the value of that name is at ``places[name]``."""
+
+    places: dict[str, Place] = field(default_factory=dict)
+    made_by: dict[str, int] = field(default_factory=dict)
+    logits_buffer: int = NONE
+
+
+class Lowering:
+    """Walks a graph once and appends records to ``program``."""
+
+    def __init__(self, program: Program, graph: Graph, loader: WeightLoader) -> None:
+        self._program = program
+        self._graph = graph
+        self._loader = loader
+        self._buffers: dict[tuple[str, str, int], int] = {}
+        self._activations: dict[tuple[str, str, int], int] = {}
+        self._matrices: dict[tuple[str, ...], list[PackedMatrix]] = {}
+        self._matrix_ids: dict[int, int] = {}
+        self._readers: dict[str, list[Node]] = {}
+        self._fused: set[str] = set()
+        self.lowered = Lowered()
+        for node in graph.nodes:
+            for value in node.inputs:
+                self._readers.setdefault(value.name, []).append(node)
+
+    def run(self) -> Lowered:
+        """Lowers every node; returns where the values are."""
+        for node in self._graph.nodes:
+            if node.name not in self._fused:
+                getattr(self, f"_lower_{node.op}")(node)
+        self.lowered.logits_buffer = self.lowered.places[self._graph.logits.name].buffer
+        self._program.sample(self.lowered.logits_buffer)
+        return self.lowered
+
+    # ---- nodes ----
+
+    def _lower_embed(self, node: Node) -> None:
+        (matrix,) = self._packed(node.weights)
+        buffer = self._buffer("x", node.outputs[0])
+        self._program.embed(self._matrix(matrix), buffer)
+        self._made(node.outputs[0], Place(buffer))
+
+    def _lower_rms_norm(self, node: Node) -> None:
+        value = node.outputs[0]
+        to_buffer, to_activations = self._for_readers("norm", value)
+        self._program.norm(
+            self._place(node.inputs[0]).buffer,
+            self._vector(node.weights[0]),
+            node.attributes["eps"],
+            value.width,
+            to_buffer,
+            to_activations,
+        )
+        self._made(value, Place(to_buffer, 0, to_activations))
+
+    def _lower_linear(self, node: Node) -> None:
+        reader = self._only_reader(node)
+        if reader is not None and reader.op == "silu_mul" and self._lower_gate_up(node, reader):
+            return
+        names = node.weights[: len(node.outputs)]
+        biases = node.weights[len(node.outputs) :]
+        columns: dict[str, int] = {}
+        width = 0
+        for name, value in zip(names, node.outputs, strict=True):
+            columns[name] = width
+            width += -(-value.width // TILE) * TILE
+        residual = reader if reader is not None and reader.op == "add" and len(node.outputs) == 1 else None
+        if residual is not None:
+            buffer = self._place(residual.inputs[0]).buffer
+        else:
+            role = "logits" if node.outputs[0] == self._graph.logits else f"linear{len(names)}"
+            buffer = self._buffer(role, Value(role, width, node.outputs[0].rows))
+        matrices = self._packed(names)
+        firsts = [matrix.name.split("+")[0] for matrix in matrices]
+        source = self._place(node.inputs[0])
+        source = self._quantised_if_needed(node.inputs[0], source, matrices)
+        self._program.linear(
+            [self._matrix(matrix) for matrix in matrices],
+            [columns[first] for first in firsts],
+            [self._bias(matrix, dict(zip(names, biases, strict=False))) for matrix in matrices],
+            source.buffer,
+            source.activations,
+            buffer,
+            residual is not None,
+        )
+        if residual is not None:
+            self._fused.add(residual.name)
+            self._made(residual.outputs[0], Place(buffer))
+            return
+        for name, value in zip(names, node.outputs, strict=True):
+            self._made(value, Place(buffer, columns[name]))
+
+    def _lower_gate_up(self, node: Node, silu: Node) -> bool:
+        """One record for gate, up, SiLU and product; False when their formats differ."""
+        gate, up = (self._packed((name,))[0] for name in node.weights)
+        if gate.format != up.format:
+            return False
+        source = self._quantised_if_needed(node.inputs[0], self._place(node.inputs[0]), [gate])
+        to_buffer, to_activations = self._for_readers("hidden", silu.outputs[0])
+        self._program.gate_up(
+            self._matrix(gate), self._matrix(up), source.buffer, source.activations, to_buffer, to_activations
+        )
+        self._fused.add(silu.name)
+        self._made(silu.outputs[0], Place(to_buffer, 0, to_activations))
+        return True
+
+    def _lower_silu_mul(self, node: Node) -> None:
+        gate, up = (self._place(value) for value in node.inputs)
+        value = node.outputs[0]
+        to_buffer, to_activations = self._for_readers("hidden", value)
+        assert gate.column == 0, "gate is the first part of its buffer"
+        self._program.silu_mul(gate.buffer, up.column, value.width, to_buffer, to_activations)
+        self._made(value, Place(to_buffer, 0, to_activations))
+
+    def _lower_rope_write(self, node: Node) -> None:
+        q, k, v = (self._place(value) for value in node.inputs)
+        q_norm, k_norm = (self._vector(name) for name in node.weights) if node.weights else (NONE, NONE)
+        self._program.rope_write(
+            node.attributes["layer"], q.buffer, q.column, k.column, v.column, q_norm, k_norm, node.attributes["eps"]
+        )
+        self._made(node.outputs[0], q)
+
+    def _lower_attention(self, node: Node) -> None:
+        buffer = self._buffer("attention", node.outputs[0])
+        self._program.attention(node.attributes["layer"], self._place(node.inputs[0]).buffer, buffer)
+        self._made(node.outputs[0], Place(buffer))
+
+    def _lower_select_outputs(self, node: Node) -> None:
+        buffer = self._buffer("selected", node.outputs[0])
+        self._program.select(self._place(node.inputs[0]).buffer, buffer)
+        self._made(node.outputs[0], Place(buffer))
+
+    # ---- places ----
+
+    def _made(self, value: Value, place: Place) -> None:
+        self.lowered.places[value.name] = place
+        self.lowered.made_by[value.name] = self._program.num_records - 1
+
+    def _place(self, value: Value) -> Place:
+        return self.lowered.places[value.name]
+
+    def _only_reader(self, node: Node) -> Node | None:
+        readers = {id(reader): reader for value in node.outputs for reader in self._readers.get(value.name, [])}
+        return next(iter(readers.values())) if len(readers) == 1 else None
+
+    def _for_readers(self, role: str, value: Value) -> tuple[int, int]:
+        """Buffer and int8 form for a value, each only where some reader's weights need it."""
+        floats = integers = False
+        for reader in self._readers[value.name]:
+            assert reader.op == "linear", f"{value.name} is read by {reader.op}"
+            for matrix in self._matrices_of(reader):
+                if matrix.format.group:
+                    integers = True
+                else:
+                    floats = True
+        return (
+            self._buffer(role, value) if floats else NONE,
+            self._activation(role, value) if integers else NONE,
+        )
+
+    def _quantised_if_needed(self, value: Value, place: Place, matrices: list[PackedMatrix]) -> Place:
+        """The place with the int8 form made, when some matrix needs it and the maker of the value left floats only."""
+        if place.activations != NONE or not any(matrix.format.group for matrix in matrices):
+            return place
+        activations = self._activation("quantised", value)
+        self._program.quantise(place.buffer, value.width, activations)
+        return Place(place.buffer, place.column, activations)
+
+    def _buffer(self, role: str, value: Value) -> int:
+        key = (role, value.rows, value.width)
+        if key not in self._buffers:
+            self._buffers[key] = self._program.add_buffer(value.width, value.rows == "outputs")
+        return self._buffers[key]
+
+    def _activation(self, role: str, value: Value) -> int:
+        key = (role, value.rows, value.width)
+        if key not in self._activations:
+            self._activations[key] = self._program.add_activations(value.width, value.rows == "outputs")
+        return self._activations[key]
+
+    # ---- weights ----
+
+    def _matrices_of(self, node: Node) -> list[PackedMatrix]:
+        """The packed weights of a linear node, grouped as its lowering will ask for them."""
+        names = node.weights[: len(node.outputs)]
+        reader = self._only_reader(node)
+        if reader is not None and reader.op == "silu_mul":
+            return [self._packed((name,))[0] for name in names]
+        return self._packed(names)
+
+    def _packed(self, names: tuple[str, ...]) -> list[PackedMatrix]:
+        if names not in self._matrices:
+            singles = [self._matrices.get((name,)) for name in names]
+            if len(names) > 1 and all(singles):
+                self._matrices[names] = [matrix for single in singles for matrix in single or []]
+            else:
+                self._matrices[names] = self._loader.matrices(names)
+        return self._matrices[names]
+
+    def _matrix(self, matrix: PackedMatrix) -> int:
+        if id(matrix) not in self._matrix_ids:
+            fmt = matrix.format
+            tile_bytes = fmt.tile_bytes(matrix.num_inputs)
+            self._matrix_ids[id(matrix)] = self._program.add_matrix(
+                matrix.data,
+                fmt.kind,
+                fmt.group,
+                fmt.has_min,
+                matrix.num_outputs,
+                matrix.num_inputs,
+                tile_bytes,
+                tile_bytes // fmt.group_bytes,
+            )
+        return self._matrix_ids[id(matrix)]
+
+    def _vector(self, name: str) -> int:
+        return self._program.add_vector(self._loader.vector(name))
+
+    def _bias(self, matrix: PackedMatrix, biases: dict[str, str]) -> int:
+        """The bias of a (possibly merged) matrix: merged parts are multiples of a tile, so their biases follow each
+        other.
+        """
+        if not biases:
+            return NONE
+        return self._program.add_vector(
+            np.concatenate([self._loader.vector(biases[name]) for name in matrix.name.split("+")])
+        )

@@ -1,0 +1,152 @@
+"""The native executor: a model lowered once to a program that runs a whole step in one call, without the GIL."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import _native
+from paceline.config import EngineConfig, ModelConfig
+from paceline.errors import ParameterError, UnsupportedError
+from paceline.executors.base import StepPlan, StepResult
+from paceline.executors.lowering import Lowered, Lowering
+from paceline.executors.weights import WeightLoader
+from paceline.models.registry import build_graph
+from paceline.ops.graph import Graph
+from paceline.ops.reference import inverse_frequencies
+from paceline.sampling.rows import SampledRows
+from paceline.weights.raw import Checkpoint
+
+
+class NativeExecutor:
+    """Runs steps on the CPU. Owns the packed weights and the KV pool."""
+
+    def __init__(
+        self,
+        program: _native.Program,
+        graph: Graph,
+        model: ModelConfig,
+        config: EngineConfig,
+        lowered: Lowered,
+        weight_bytes: int,
+    ) -> None:
+        self.program = program
+        self.graph = graph
+        self.model = model
+        self.lowered = lowered
+        self.num_pages = program.num_pages
+        self.max_rows = program.max_rows
+        self.max_outputs = program.max_outputs
+        self.weight_bytes = weight_bytes
+        self._config = config
+        self._num_outputs = 0
+        self._page_table = np.zeros((1, 1), np.int32)
+        self._tokens = np.zeros(self.max_outputs, np.int32)
+        self._status = np.zeros(self.max_outputs, np.uint32)
+        self._logprobs = np.zeros(self.max_outputs, np.float32)
+        self._no_top_tokens = np.zeros((self.max_outputs, 0), np.int32)
+        self._no_top_logprobs = np.zeros((self.max_outputs, 0), np.float32)
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, config: EngineConfig) -> NativeExecutor:
+        """The checkpoint packed and lowered; ``config`` must name threads and KV memory (the pool takes whole pages of
+        it).
+        """
+        model = checkpoint.config
+        _check_supported(model)
+        isa = config.isa or _native.best_isa()
+        if isa not in _native.isas():
+            raise ParameterError("isa", isa, f"this processor runs {', '.join(_native.isas())}")
+        num_threads = config.num_threads or 1
+        graph = build_graph(model)
+        page_bytes = 32 * model.kv_bytes_per_token
+        program = _native.Program(
+            isa=isa,
+            num_threads=num_threads,
+            max_rows=config.token_budget,
+            max_outputs=config.max_batch,
+            vocab_size=model.vocab_size,
+            num_pages=max(1, (config.kv_memory_bytes or page_bytes) // page_bytes),
+            context_length=config.context_length or model.context_length,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            num_layers=model.num_layers,
+            window=model.sliding_window or 0,
+            kv_kind=config.kv_dtype,
+            inverse_frequencies=inverse_frequencies(model.rope, model.head_dim).tolist(),
+        )
+        loader = WeightLoader(checkpoint, graph, config, num_threads=num_threads)
+        lowered = Lowering(program, graph, loader).run()
+        return cls(program, graph, model, config, lowered, loader.packed_bytes)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step; see ``Executor.run``. Results are copies, except ``logits``."""
+        samples = plan.samples
+        count = len(plan.logit_rows)
+        top = int(samples.rows["num_logprobs"].max()) if count else 0
+        if top > 0:
+            top_tokens = np.full((count, top), -1, np.int32)
+            top_logprobs = np.full((count, top), -np.inf, np.float32)
+        else:
+            top_tokens, top_logprobs = self._no_top_tokens[:count], self._no_top_logprobs[:count]
+        self.set_step(plan, top_tokens, top_logprobs)
+        self.program.run()
+        self.program.results(self._tokens, self._status, self._logprobs)
+        self._num_outputs = count
+        return StepResult(
+            SampledRows(
+                self._tokens[:count].copy(),
+                self._logprobs[:count].copy(),
+                top_tokens,
+                top_logprobs,
+                self._status[:count].copy(),
+            )
+        )
+
+    def set_step(self, plan: StepPlan, top_tokens: NDArray[np.int32], top_logprobs: NDArray[np.float32]) -> None:
+        """Hands the step's arrays to the program, which keeps references until it has run."""
+        samples = plan.samples
+        self._page_table = np.ascontiguousarray(plan.page_table)
+        self.program.set_step(
+            plan.tokens,
+            plan.positions,
+            plan.row_starts,
+            self._page_table,
+            plan.logit_rows,
+            plan.page_copies,
+            samples.rows.view(np.uint8),
+            samples.count_tokens,
+            samples.count_values,
+            samples.bias_tokens,
+            samples.bias_values,
+            samples.banned_tokens,
+            top_tokens,
+            top_logprobs,
+        )
+
+    def logits(self) -> NDArray[np.float32]:
+        """Logits [outputs, vocab] of the last step, valid until the next."""
+        return self.program.buffer(self.lowered.logits_buffer, self._num_outputs)[:, : self.model.vocab_size]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of buffers and scratch; pages of it that no step reached are not resident."""
+        return self.program.workspace_bytes
+
+    def path(self) -> dict[str, str | int]:
+        """The path that really runs."""
+        return {
+            "isa": self.program.isa,
+            "threads": self.program.num_threads,
+            "weights": self._config.weights,
+            "kv_dtype": self._config.kv_dtype,
+            "speculation": "off",
+        }
+
+
+def _check_supported(model: ModelConfig) -> None:
+    if model.head_dim % 16 or model.head_dim > 256:
+        raise UnsupportedError(f"head_dim {model.head_dim}: the attention kernel takes multiples of 16 up to 256")
+    if model.rope.dim % 2 or model.rope.dim > model.head_dim:
+        raise UnsupportedError(f"rotary dimension {model.rope.dim} of heads of {model.head_dim}")

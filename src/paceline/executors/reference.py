@@ -1,0 +1,141 @@
+"""The reference executor: every op in plain numpy, one node after the other. It is the definition that other executors
+are compared with.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import PAGE_TOKENS, EngineConfig, ModelConfig
+from paceline.executors.base import StepPlan, StepResult
+from paceline.executors.weights import WeightLoader
+from paceline.models.registry import build_graph
+from paceline.ops.graph import Graph, Node
+from paceline.ops.reference import KeyValues, Step, Table
+from paceline.ops.spec import OPS
+from paceline.sampling.draw import sample_reference
+from paceline.weights.blocks import unpack
+from paceline.weights.packed import PackedMatrix
+from paceline.weights.raw import Checkpoint
+
+
+class UnpackedWeights:
+    """The packed weights of a graph as float32, unpacked when first read."""
+
+    def __init__(self, graph: Graph, loader: WeightLoader) -> None:
+        self._graph = graph
+        self._loader = loader
+        self._packed: dict[str, PackedMatrix] = {}
+        self._values: dict[str, Table] = {}
+
+    def values(self, name: str) -> Table:
+        """The matrix [outputs, inputs] or vector."""
+        if name not in self._values:
+            if len(self._graph.weights[name].shape) == 1:
+                self._values[name] = self._loader.vector(name)
+            else:
+                self._values[name] = unpack(self._matrix(name))
+        return self._values[name]
+
+    def quantised(self, name: str) -> bool:
+        """Whether kernels multiply it as integers."""
+        return self._matrix(name).format.group > 0
+
+    def _matrix(self, name: str) -> PackedMatrix:
+        if name not in self._packed:
+            (self._packed[name],) = self._loader.matrices([name])
+        return self._packed[name]
+
+
+class ReferenceExecutor:
+    """Runs steps in numpy. Slow; for tests, debugging and as the quality reference.
+
+    ``activations`` "int8" rounds what integer weights are multiplied with, as the native executor does; "float" does
+    not, and is what quality is measured against.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        model: ModelConfig,
+        config: EngineConfig,
+        weights: UnpackedWeights,
+        *,
+        num_pages: int,
+        activations: Literal["int8", "float"],
+    ) -> None:
+        self.graph = graph
+        self.model = model
+        self.num_pages = num_pages
+        self.max_rows = config.token_budget
+        self.max_outputs = config.max_batch
+        shape = (model.num_layers, num_pages, model.num_kv_heads, PAGE_TOKENS, model.head_dim)
+        self.kv = KeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), config.kv_dtype)
+        self._weights = weights
+        self._config = config
+        self._activations: Literal["int8", "float"] = activations
+        self._logits: Table = np.zeros((0, model.vocab_size), np.float32)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        *,
+        num_pages: int,
+        activations: Literal["int8", "float"] = "int8",
+    ) -> ReferenceExecutor:
+        """The checkpoint in the formats that ``config`` asks for, unpacked to float32."""
+        graph = build_graph(checkpoint.config)
+        weights = UnpackedWeights(graph, WeightLoader(checkpoint, graph, config, num_threads=1))
+        return cls(graph, checkpoint.config, config, weights, num_pages=num_pages, activations=activations)
+
+    def step_of(self, plan: StepPlan) -> Step:
+        """What the ops read of a plan; pages that it wants copied are copied."""
+        for source, destination in plan.page_copies:
+            self.kv.keys[:, destination] = self.kv.keys[:, source]
+            self.kv.values[:, destination] = self.kv.values[:, source]
+        sequence_of_row = np.repeat(np.arange(len(plan.row_starts) - 1, dtype=np.int32), np.diff(plan.row_starts))
+        return Step(
+            self.model,
+            self._weights,
+            self.kv,
+            plan.tokens,
+            plan.positions,
+            sequence_of_row,
+            plan.page_table,
+            plan.logit_rows,
+            self._activations,
+        )
+
+    @staticmethod
+    def apply(node: Node, values: dict[str, Table], step: Step) -> list[Table]:
+        """The outputs of one node."""
+        return OPS[node.op].reference(node, [values[value.name] for value in node.inputs], step)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step; see ``Executor.run``."""
+        step = self.step_of(plan)
+        values: dict[str, Table] = {}
+        for node in self.graph.nodes:
+            for value, table in zip(node.outputs, self.apply(node, values, step), strict=True):
+                values[value.name] = table
+        self._logits = values[self.graph.logits.name]
+        return StepResult(sample_reference(self._logits, plan.samples))
+
+    def logits(self) -> NDArray[np.float32]:
+        """Logits [outputs, vocab] of the last step."""
+        return self._logits
+
+    def path(self) -> dict[str, str | int]:
+        """The path that really runs."""
+        return {
+            "isa": "numpy",
+            "threads": 1,
+            "weights": self._config.weights,
+            "kv_dtype": self._config.kv_dtype,
+            "speculation": "off",
+        }

@@ -1,0 +1,92 @@
+"""The weights that a graph reads, packed for the kernels, from any checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import EngineConfig, ModelConfig, WeightFormat
+from paceline.errors import CheckpointError
+from paceline.ops.graph import Graph, WeightSpec
+from paceline.weights.blocks import dequantize
+from paceline.weights.packed import PackedMatrix
+from paceline.weights.packing import WeightArena, pack_tensors, rope_permutation
+from paceline.weights.raw import Checkpoint, RawTensor
+
+
+def head_format(config: EngineConfig) -> WeightFormat:
+    """The format of the LM head: ``head_bits`` when given; int4 weights keep an int8 head, which costs quality less."""
+    if config.head_bits is not None:
+        return config.head_bits
+    return "int8" if config.weights == "int4" else config.weights
+
+
+class WeightLoader:
+    """Packs matrices and widens vectors of one checkpoint, checking names and shapes against the graph."""
+
+    def __init__(self, checkpoint: Checkpoint, graph: Graph, config: EngineConfig, *, num_threads: int) -> None:
+        self._checkpoint = checkpoint
+        self._graph = graph
+        self._config = config
+        self._num_threads = num_threads
+        self._arena = WeightArena()
+        self._model: ModelConfig = checkpoint.config
+        self._tied_head: PackedMatrix | None = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all matrices packed so far."""
+        return self._arena.taken_bytes
+
+    def matrices(self, names: Sequence[str]) -> list[PackedMatrix]:
+        """The matrices, neighbours of one format merged along their outputs; see ``weights.packing.pack_tensors``."""
+        specs = [self._graph.weights[name] for name in names]
+        for spec in specs:
+            self._check(spec)
+        if len(names) == 1 and specs[0].role != "layer":
+            return [self._embedding_or_head(specs[0])]
+        permutations = {spec.name: order for spec in specs if (order := self._rope_order(spec)) is not None}
+        return pack_tensors(
+            self._checkpoint,
+            names,
+            self._config.weights,
+            permutations=permutations,
+            num_threads=self._num_threads,
+            arena=self._arena,
+        )
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The vector as float32, in rope order where it has one."""
+        spec = self._graph.weights[name]
+        raw = self._check(spec)
+        values = dequantize(RawTensor(raw.name, (1, *raw.shape), raw.kind, raw.data))[0]
+        order = self._rope_order(spec)
+        return np.ascontiguousarray(values if order is None else values[order], np.float32)
+
+    def _embedding_or_head(self, spec: WeightSpec) -> PackedMatrix:
+        """Tied embeddings are the head too, so they take its format; others keep what the file holds."""
+        weights: WeightFormat = head_format(self._config)
+        if not self._model.tie_embeddings:
+            weights = "native" if spec.role == "embedding" else weights
+        elif self._tied_head is not None:
+            return self._tied_head
+        (matrix,) = pack_tensors(
+            self._checkpoint, [spec.name], weights, num_threads=self._num_threads, arena=self._arena
+        )
+        if self._model.tie_embeddings:
+            self._tied_head = matrix
+        return matrix
+
+    def _check(self, spec: WeightSpec) -> RawTensor:
+        raw = self._checkpoint.tensor(spec.name)
+        if raw.shape != spec.shape:
+            problem = f"has shape {raw.shape} where the configuration asks for {spec.shape}"
+            raise CheckpointError(self._checkpoint.path, problem, tensor=spec.name)
+        return raw
+
+    def _rope_order(self, spec: WeightSpec) -> NDArray[np.int32] | None:
+        if spec.rope_heads == 0 or self._checkpoint.interleaved_rope:
+            return None
+        return rope_permutation(spec.rope_heads, self._model.head_dim, self._model.rope.dim)
