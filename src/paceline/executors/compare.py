@@ -107,15 +107,14 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         if step.weights.quantised(name) and step.activations == "int8":
             x = dequantise_activations(*quantise_activations(x))
         weights = np.abs(step.weights.values(name))
-        sums: Table = x.shape[1] * EPSILON * (np.abs(x) @ weights.T) + slack @ weights.T
-        return sums + EPSILON * np.abs(table) + np.float32(1e-30)
+        sums = x.shape[1] * EPSILON * (np.abs(x) @ weights.T) + slack @ weights.T
+        return np.asarray(sums + EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "silu_mul":
         gate, up = (values[source.name] for source in node.inputs)
         gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
         slope = 1.1  # the largest derivative of silu
-        return (
-            slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound + 16 * EPSILON * np.abs(table) + np.float32(1e-30)
-        )
+        slack = slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound
+        return np.asarray(slack + 16 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
         width = step.positions.max() + 1 + step.model.head_dim
         reach = np.abs(step.kv.values[node.attributes["layer"]]).max()
@@ -124,8 +123,7 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         return inherited
     width = values[node.inputs[0].name].shape[1]
     scale = np.abs(table) + (np.abs(table).max(axis=1, keepdims=True) if node.op == "rope_write" else 0.0)
-    elementwise: Table = inherited + np.float32((width / 16 + 16) * EPSILON) * scale + np.float32(1e-30)
-    return elementwise
+    return np.asarray(inherited + (width / 16 + 16) * EPSILON * scale + 1e-30, np.float32)
 
 
 def _pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

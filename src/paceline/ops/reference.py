@@ -81,8 +81,7 @@ def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
 
 def dequantise_activations(q: NDArray[np.int8], scale: Table) -> Table:
     """scale * q, as float32."""
-    x: Table = q.astype(np.float32) * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]]
-    return x
+    return np.asarray(q * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]], np.float32)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
