@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fake_executor import FakeTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,8 +22,8 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str:
     return text
 
 
-def byte_tokenizer(pieces: Sequence[bytes]) -> FakeTokenizer:
-    return FakeTokenizer(len(pieces), table=pieces)
+def byte_table(pieces: Sequence[bytes]) -> dict[int, bytes]:
+    return dict(enumerate(pieces))
 
 
 @given(st.lists(st.binary(max_size=5)))
@@ -53,8 +52,8 @@ def test_a_character_that_began_in_the_prompt_is_no_part_of_the_answer(text: str
     cut = min(cut, len(raw))
     prompt, answer = raw[:cut], raw[cut:]
     pieces = [bytes([byte]) for byte in raw]
-    tokenizer = byte_tokenizer([*pieces, b""])
-    detokenizer = Detokenizer(tokenizer, list(range(len(prompt))), ())
+    token_bytes = byte_table([*pieces, b""])
+    detokenizer = Detokenizer(token_bytes, list(range(len(prompt))), ())
     for token in range(len(prompt), len(raw)):
         detokenizer.feed(token)
     detokenizer.finish()
@@ -116,8 +115,8 @@ def test_the_matcher_cuts_where_the_definition_does(pieces: list[str], stops: li
     st.lists(st.text(st.sampled_from(TEXTS), min_size=1, max_size=3), max_size=3),
 )
 def test_streamed_pieces_join_to_the_final_text(tokens: list[bytes], stops: list[str]) -> None:
-    tokenizer = byte_tokenizer(tokens)
-    detokenizer = Detokenizer(tokenizer, [], stops)
+    token_bytes = byte_table(tokens)
+    detokenizer = Detokenizer(token_bytes, [], stops)
     pieces = []
     for token in range(len(tokens)):
         detokenizer.feed(token)
@@ -139,8 +138,8 @@ def test_the_longest_of_stop_strings_that_end_together_is_cut() -> None:
 
 
 def test_text_before_the_minimum_is_not_searched() -> None:
-    tokenizer = byte_tokenizer([b"ST", b"OP", b""])
-    detokenizer = Detokenizer(tokenizer, [], ["STOP"])
+    token_bytes = byte_table([b"ST", b"OP", b""])
+    detokenizer = Detokenizer(token_bytes, [], ["STOP"])
     for token, may_stop in ((0, False), (1, True), (0, True)):
         detokenizer.feed(token, may_stop=may_stop)
     assert not detokenizer.stopped

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 from fake_executor import FakeExecutor, FakeTokenizer, fake_logits, log_softmax, reference_tokens, tiny_model
@@ -10,7 +13,8 @@ from paceline.config import EngineConfig
 from paceline.engine.engine import Engine, Update
 from paceline.engine.outputs import Completion, Delta
 from paceline.engine.request import TokenCounts, choice_seed, mix_seed
-from paceline.errors import ContextLengthError, KVCapacityError, ParameterError
+from paceline.errors import ContextLengthError, KVCapacityError, ParameterError, RequestError
+from paceline.executors.base import StepPlan, StepResult
 from paceline.params import SamplingParams
 
 EOS = 96
@@ -389,3 +393,53 @@ def test_timings_follow_the_definitions() -> None:
     timing = update.completion.timing
     assert (timing.ttft_s, timing.tpot_s, timing.e2e_s) == (3.0, 1.0, 5.0)
     assert (timing.prefill_tokens_per_s, timing.decode_tokens_per_s) == (8 / 2, 1.0)
+
+
+@pytest.mark.parametrize("status", [1, 2, 3])
+def test_a_row_that_could_not_be_sampled_fails_its_request_alone(status: int) -> None:
+    class Troubled(FakeExecutor):
+        def run(self, plan: StepPlan) -> StepResult:
+            result = super().run(plan)
+            troubled = np.isin(plan.tokens[plan.logit_rows], [7]) * np.uint32(status)
+            return StepResult(dataclasses.replace(result.sampled, status=troubled))
+
+    engine = make_engine(Troubled())
+    bad = engine.make_request([7], SamplingParams(max_tokens=4))
+    good = engine.make_request([2, 2], SamplingParams(max_tokens=1))
+    engine.add(bad)
+    engine.add(good)
+    run(engine)
+    assert isinstance(bad.error, RequestError)
+    assert bad.num_output == 0
+    assert good.finish_reason == "length"
+
+
+def test_a_plan_is_reused_while_the_same_requests_decode_over_the_same_pages() -> None:
+    plans: list[int] = []
+
+    class Watching(FakeExecutor):
+        def run(self, plan: StepPlan) -> StepResult:
+            plans.append(id(plan.samples.rows))
+            return super().run(plan)
+
+    engine = make_engine(Watching())
+    request = engine.make_request([1] * 10, SamplingParams(max_tokens=70, ignore_eos=True))
+    engine.add(request)
+    run(engine)
+    assert len(plans) == 70
+    changes = sum(before != after for before, after in itertools.pairwise(plans))
+    assert changes <= 4, "one for the first decode and one for each page"
+    assert request.tokens[10:] == reference_tokens([1] * 10, 70)
+
+
+def test_each_token_is_asked_of_the_tokenizer_once() -> None:
+    asked: list[int] = []
+
+    class Counting(FakeTokenizer):
+        def token_bytes(self, token_id: int) -> bytes:
+            asked.append(token_id)
+            return super().token_bytes(token_id)
+
+    engine = make_engine(tokenizer=Counting())
+    answer(SamplingParams(max_tokens=200, ignore_eos=True, logprobs=4), engine=engine)
+    assert len(asked) == len(set(asked))

@@ -150,3 +150,9 @@ def test_a_page_table_error_would_show() -> None:
     assert right[1].stats().preemptions == 0
     assert request.tokens[:80] == same.tokens[:80]
     assert request.tokens != same.tokens
+
+
+def test_prompt_logprobs_row_by_row(alone: dict[int, Completion]) -> None:
+    """Steps of one row inside a prompt look like decodes and are none."""
+    assert serve([3], max_batch=1, budget=1)[0] == {3: alone[3]}
+    assert serve([6, 0], max_batch=2, budget=2)[0] == {6: alone[6], 0: alone[0]}

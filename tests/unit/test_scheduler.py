@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fake_executor import FakeTokenizer
 
+from paceline.engine.detokenize import TokenBytes
 from paceline.engine.request import Request
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.errors import KVCapacityError
@@ -22,7 +23,15 @@ def make_scheduler(
 
 def make_request(request_id: int, num_prompt: int, *, prompt_logprobs: int | None = None) -> Request:
     params = SamplingParams(prompt_logprobs=prompt_logprobs)
-    return Request(request_id, [1] * num_prompt, params, seed=0, context_length=512, tokenizer=TOKENIZER)
+    return Request(
+        request_id,
+        [1] * num_prompt,
+        params,
+        seed=0,
+        context_length=512,
+        eos_token_ids=(96,),
+        token_bytes=TokenBytes(TOKENIZER),
+    )
 
 
 def commit(schedule: Schedule) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
@@ -21,6 +21,18 @@ class TokenText(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, empty for control tokens."""
         ...
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of tokens; a tokenizer is asked once for each."""
+
+    def __init__(self, tokenizer: TokenText) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        value = self[token_id] = self._tokenizer.token_bytes(token_id)
+        return value
 
 
 class Utf8Decoder:
@@ -117,11 +129,11 @@ class Detokenizer:
     are no text of the answer. What ``take`` returns, joined, is ``text``.
     """
 
-    def __init__(self, tokenizer: TokenText, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._token_bytes = tokenizer.token_bytes
+    def __init__(self, token_bytes: Mapping[int, bytes], prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._token_bytes = token_bytes
         tail = b""
         for token in reversed(prompt[-3:]):
-            tail = self._token_bytes(token) + tail
+            tail = self._token_bytes[token] + tail
         self._decoder = Utf8Decoder(missing_bytes(tail[-3:]))
         self._matcher = StopMatcher(stop) if stop else None
         self._pieces: list[str] = []
@@ -139,7 +151,7 @@ class Detokenizer:
 
     def feed(self, token: int, *, may_stop: bool = True) -> None:
         """Releases the text that a token completes; with ``may_stop`` False no stop string begins or ends in it."""
-        text = self._decoder.feed(self._token_bytes(token))
+        text = self._decoder.feed(self._token_bytes[token])
         if self._matcher is not None and may_stop:
             text = self._matcher.feed(text)
         if text:

@@ -11,16 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.config import EngineConfig
-from paceline.engine.detokenize import TokenText
+from paceline.engine.detokenize import TokenBytes, TokenText
 from paceline.engine.outputs import Completion, Delta, FinishReason, TokenLogprob, TopLogprob
 from paceline.engine.plan import PlanBuilder
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.engine.stats import EngineStats
-from paceline.errors import ContextLengthError, KVCapacityError, ParameterError
+from paceline.errors import ContextLengthError, KVCapacityError, ParameterError, RequestError
 from paceline.executors.base import Executor, StepResult
 from paceline.kv.manager import KVManager
 from paceline.params import SamplingParams
+
+_STATUS = {
+    1: "the model gave a logit that is not a finite number: its weights or their quantisation are broken",
+    2: "no token is left to choose: logit_bias, stop tokens and min_tokens ban the whole vocabulary",
+    3: "a token id of the request lies outside the vocabulary",
+}
+"""What ``SampledRows.status`` means."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Engine:
         self.config = config
         self.context_length = min(config.context_length or executor.model.context_length, executor.model.context_length)
         self._tokenizer = tokenizer
+        self._token_bytes = TokenBytes(tokenizer)
         self._clock = clock
         max_batch = min(config.max_batch, executor.max_rows, executor.max_outputs)
         kv = KVManager(executor.num_pages, max_batch, self.context_length)
@@ -62,7 +70,7 @@ class Engine:
             token_budget=min(config.token_budget, executor.max_rows),
             max_outputs=executor.max_outputs,
         )
-        self._builder = PlanBuilder(kv.table, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
+        self._builder = PlanBuilder(kv, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
         self._ids = itertools.count()
         self._steps = self._rows = self._output_tokens = self._finished = self._failed = 0
         self._python_s = self._executor_s = 0.0
@@ -109,7 +117,8 @@ class Engine:
             params,
             seed=seed,
             context_length=self.context_length,
-            tokenizer=self._tokenizer,
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            token_bytes=self._token_bytes,
             choice=choice,
             streaming=streaming,
             submitted_s=self._clock(),
@@ -164,6 +173,8 @@ class Engine:
     def _commit(self, schedule: Schedule, result: StepResult, now_s: float, updates: list[Update]) -> None:
         """Takes the step's tokens over into the requests."""
         tokens: list[int] = result.sampled.tokens.tolist()
+        status = result.sampled.status
+        statuses: list[int] = [] if status is None else status.tolist()
         output = 0
         for request in schedule.requests:
             first = output
@@ -172,6 +183,8 @@ class Engine:
             if request.num_outputs == 0:
                 continue
             try:
+                if any(statuses[first:output]):
+                    raise RequestError(_STATUS[max(statuses[first:output])])
                 reason = self._take(request, tokens, result, first, output, now_s)
             except Exception as error:  # a tokenizer that fails on one token must not stop the other requests
                 updates.append(self._fail(request, error))
@@ -220,9 +233,9 @@ class Engine:
 
     def _logprob(self, result: StepResult, output: int, num_top: int) -> TokenLogprob:
         sampled = result.sampled
-        token_bytes = self._tokenizer.token_bytes
+        token_bytes = self._token_bytes
         top = tuple(
-            TopLogprob(token, logprob, token_bytes(token))
+            TopLogprob(token, logprob, token_bytes[token])
             for token, logprob in zip(
                 sampled.top_tokens[output, :num_top].tolist(),
                 sampled.top_logprobs[output, :num_top].tolist(),
@@ -231,7 +244,7 @@ class Engine:
             if token >= 0
         )
         token = int(sampled.tokens[output])
-        return TokenLogprob(token, float(np.float32(sampled.logprobs[output])), token_bytes(token), top)
+        return TokenLogprob(token, float(np.float32(sampled.logprobs[output])), token_bytes[token], top)
 
     def _delta(self, request: Request, text: str, completion: Completion | None = None) -> Delta:
         """A piece of stream: ``text`` and the tokens since the piece before."""

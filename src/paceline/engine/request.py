@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.detokenize import Detokenizer, TokenText
+from paceline.engine.detokenize import Detokenizer
 from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogprob
 from paceline.params import SamplingParams
 from paceline.sampling.rows import SAMPLE_ROW
@@ -121,7 +121,8 @@ class Request:
         *,
         seed: int,
         context_length: int,
-        tokenizer: TokenText,
+        eos_token_ids: Sequence[int],
+        token_bytes: Mapping[int, bytes],
         choice: int = 0,
         streaming: bool = False,
         submitted_s: float = 0.0,
@@ -142,8 +143,8 @@ class Request:
         self.num_streamed = self.num_prompt
         self.stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
-            self.stop_ids |= frozenset(tokenizer.eos_token_ids)
-        self.detokenizer = Detokenizer(tokenizer, self.tokens, params.stop)
+            self.stop_ids |= frozenset(eos_token_ids)
+        self.detokenizer = Detokenizer(token_bytes, self.tokens, params.stop)
         self.record = sample_record(params, choice_seed(seed, choice))
         self.counts: TokenCounts | None = None
         if params.repetition_penalty != 1.0:

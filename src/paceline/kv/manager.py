@@ -15,13 +15,15 @@ class KVManager:
 
     A sequence is a slot 0 .. max_sequences-1 between ``open`` and ``close``; it owns the pages of its table.
     ``table`` [max_sequences, p] i32 is row by row what a step's plan needs; entries past a sequence's pages are stale.
-    ``capacity`` [max_sequences] lists the tokens that each slot's pages hold. Read both, change neither.
+    ``capacity`` [max_sequences] lists the tokens that each slot's pages hold. ``num_changes`` counts changes of tables.
+    Read all three, change none.
     """
 
     def __init__(self, num_pages: int, max_sequences: int, max_tokens: int) -> None:
         self.pool = PagePool(num_pages)
         self.table: NDArray[np.int32] = np.zeros((max_sequences, max(1, pages_for(max_tokens))), np.int32)
         self.capacity = [0] * max_sequences
+        self.num_changes = 0
         self._pages: list[list[int]] = [[] for _ in range(max_sequences)]
         self._free_slots = list(range(max_sequences - 1, -1, -1))
 
@@ -48,6 +50,7 @@ class KVManager:
             self.table[slot, len(pages)] = page
             pages.append(page)
         self.capacity[slot] = len(pages) * PAGE_TOKENS
+        self.num_changes += 1
         return True
 
     def close(self, slot: int) -> None:
@@ -56,6 +59,7 @@ class KVManager:
             self.pool.release(page)
         self._pages[slot] = []
         self.capacity[slot] = 0
+        self.num_changes += 1
         self._free_slots.append(slot)
 
     def pages(self, slot: int) -> tuple[int, ...]:
