@@ -289,7 +289,13 @@ def test_abort_frees_pages_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "error"),
-    [([], ParameterError), ([1, 97], ParameterError), ([-1], ParameterError), ([1] * 512, ContextLengthError)],
+    [
+        ([], ParameterError),
+        ([1, 97], ParameterError),
+        ([-1], ParameterError),
+        ([1, 2.0], ParameterError),
+        ([1] * 512, ContextLengthError),
+    ],
 )
 def test_impossible_prompts_are_refused(prompt: list[int], error: type[Exception]) -> None:
     engine = make_engine()
@@ -372,6 +378,18 @@ def test_stats_count_rows_tokens_and_time() -> None:
     # Clock readings: made 0; first step 1, run 2-3; second run 4-5; third run 6-7, end 8.
     assert (stats.python_s, stats.executor_s) == (4, 3)
     assert stats.python_share == pytest.approx(4 / 7)
+
+
+def test_time_without_work_is_not_counted() -> None:
+    now = [0.0]
+    engine = Engine(FakeExecutor(), FakeTokenizer(), EngineConfig(max_batch=4), clock=lambda: now[0])
+    for _ in range(2):
+        request = engine.make_request(PROMPT, SamplingParams(ignore_eos=True))
+        engine.add(request)
+        engine.step()
+        engine.abort(request)
+        now[0] += 100.0
+    assert engine.stats().python_s == 0.0
 
 
 def test_timings_follow_the_definitions() -> None:

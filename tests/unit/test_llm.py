@@ -167,6 +167,9 @@ def test_impossible_prompts_raise_before_anything_runs(llm: LLM) -> None:
         llm.generate(["fine", [1] * 1000], FREE)
     with pytest.raises(ParameterError):
         llm.stream([1, 2, 1000])
+    for wrong in ([1.5], [None], [["text"]]):
+        with pytest.raises(ParameterError, match="token ids"):
+            llm.generate(wrong)  # type: ignore[call-overload]
     assert llm.stats().steps == 0
 
 

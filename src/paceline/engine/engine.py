@@ -96,7 +96,10 @@ class Engine:
         Raises ``ParameterError`` for ids outside the vocabulary or an empty prompt, ``ContextLengthError`` and
         ``KVCapacityError`` for a prompt that can never run.
         """
-        tokens = [operator.index(token) for token in prompt]
+        try:
+            tokens = [operator.index(token) for token in prompt]
+        except TypeError:
+            raise ParameterError("prompt", prompt, "text, or a list of token ids") from None
         vocab_size = self.executor.model.vocab_size
         if not tokens:
             raise ParameterError("prompt", list(prompt), "at least one token")
@@ -133,6 +136,8 @@ class Engine:
         if request.finish_reason is not None:
             return None
         self.scheduler.remove(request)
+        if not self.has_work:
+            self._python_since_s = None  # what comes until the next request is nobody's time
         return self._end(request, "abort")
 
     def step(self) -> list[Update]:
