@@ -1,4 +1,4 @@
-"""Prints requirements of pyproject.toml, one a line: `python .ci/requirements.py runtime|build|build-tools|EXTRA ...`.
+"""Prints requirements of pyproject.toml, one a line: `requirements.py runtime|build|build-tools|EXTRA ...`.
 
 So the Makefile installs exactly what pyproject.toml says without building the package first.
 """
