@@ -77,6 +77,7 @@ class StopMatcher:
         assert all(stop)
         self._stop = tuple(stop)
         self._longest = max(map(len, stop), default=0)
+        self._first = frozenset(string[0] for string in stop)
         self._held = ""
         self.stopped = False
 
@@ -103,10 +104,9 @@ class StopMatcher:
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of ``text`` with which a stop string begins."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            tail = text[len(text) - length :]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return length
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._first and any(stop.startswith(text[start:]) for stop in self._stop):
+                return len(text) - start
         return 0
 
 
