@@ -84,8 +84,12 @@ $(DEV_TOOLS): | $(RUNTIME)
 	@mv $@.part $@
 
 # Not editable: what is tested and run is what a wheel would hold. The build folder stays, so only what changed is compiled.
+# Ninja goes by times alone: a file whose content differs from the last build is touched, or an older one put back would go unseen.
 $(INSTALLED): | $(RUNTIME)
 	@echo "Building and installing Paceline"
 	@rm -f $(VENV)/installed-*
+	@mkdir -p build && touch build/sources
+	@cksum $(SOURCES) | LC_ALL=C sort >build/sources.new
+	@LC_ALL=C comm -13 build/sources build/sources.new | awk '{print $$3}' | xargs touch && mv build/sources.new build/sources
 	@$(PIP) install --no-build-isolation --no-deps --force-reinstall .
 	@touch $@

@@ -15,7 +15,7 @@ else:
 
 
 def requirements(group: str) -> list[str]:
-    """The requirements of one group: `runtime`, `build`, `build-tools` (cmake and ninja where the system has none) or an extra."""
+    """The requirements of `runtime`, `build`, `build-tools` (cmake, ninja where the system has none) or an extra."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
     if group == "runtime":
         return list(project["project"]["dependencies"])
