@@ -13,6 +13,10 @@ size_t attention_scratch_floats(const AttentionShape& shape) {
 const Kernels* kernels_for(std::string_view isa) {
 #if defined(__x86_64__)
   const CpuFeatures cpu = detect_cpu();
+#ifdef PL_EMULATE  // by name only: never the best choice
+  if (isa == "avx512_vnni" && cpu.avx2) return kernels_avx512_vnni();
+  if (isa == "avx2_vnni" && cpu.avx2) return kernels_avx2_vnni();
+#endif
   if ((isa.empty() || isa == "avx512_vnni") && cpu.avx512_vnni) return kernels_avx512_vnni();
   if ((isa.empty() || isa == "avx2_vnni") && cpu.avx_vnni) return kernels_avx2_vnni();
   if ((isa.empty() || isa == "avx2") && cpu.avx2) return kernels_avx2();

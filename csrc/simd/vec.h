@@ -15,11 +15,8 @@
 #include <utility>
 
 #if defined(PL_SIMD_AVX2) || defined(PL_SIMD_AVX512)
-#ifdef PL_EMULATE_AVX512
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx512.h>
-#include <simde/x86/f16c.h>
-#include <simde/x86/fma.h>
+#ifdef PL_EMULATE
+#include "simd/emulated.h"
 #else
 #include <immintrin.h>
 #endif

@@ -113,8 +113,8 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         gate, up = (values[source.name] for source in node.inputs)
         gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
         slope = 1.1  # the largest derivative of silu
-        slack = slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound
-        return np.asarray(slack + 16 * EPSILON * np.abs(table) + 1e-30, np.float32)
+        inputs_slack = slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound
+        return np.asarray(inputs_slack + 16 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
         width = step.positions.max() + 1 + step.model.head_dim
         reach = np.abs(step.kv.values[node.attributes["layer"]]).max()

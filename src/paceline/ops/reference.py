@@ -128,7 +128,7 @@ def embed(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 
 def _normalise(x: Table, weight: Table, eps: float) -> Table:
     mean = np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
-    return (x / np.sqrt(mean + eps) * weight).astype(np.float32)
+    return np.asarray(x / np.sqrt(mean + eps) * weight, np.float32)
 
 
 def rms_norm(node: Node, inputs: list[Table], step: Step) -> list[Table]:
