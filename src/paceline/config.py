@@ -131,6 +131,11 @@ class EngineConfig:
         if not self.max_batch <= self.token_budget <= 8192:
             raise ParameterError("token_budget", self.token_budget, f"between max_batch ({self.max_batch}) and 8192")
 
+    @property
+    def max_outputs(self) -> int:
+        """Outputs of one step: a token of each running request, and room for the log-probabilities of a prompt's chunk."""
+        return max(self.max_batch, min(64, self.token_budget))
+
     def resolve(self, machine: Machine) -> EngineConfig:
         """A copy in which threads and ISA are those of ``machine`` wherever they were left open."""
         return replace(self, num_threads=self.num_threads or machine.num_threads, isa=self.isa or machine.isa)

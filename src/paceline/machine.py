@@ -6,19 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline import _native
 from paceline.config import Machine
-
-_ISA_FLAGS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("avx512_vnni", frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma", "f16c"})),
-    ("avx2", frozenset({"avx2", "fma", "f16c"})),
-)
-"""Best first: the build, and the processor flags (as Linux spells them) that it needs."""
-
 
 def detect_machine(isa: str | None = None, *, root: Path = Path("/"), num_affine: int | None = None) -> Machine:
     """The machine as the process may use it.
 
-    ``isa`` (else the variable PACELINE_ISA) overrides what the processor's flags say. Threads: affinity and every
+    ``isa`` (else the variable PACELINE_ISA) overrides the best build that the processor runs. Threads: affinity and every
     cgroup quota on the way to the root, rounded down, at least 1. Memory: the kernel's estimate and what each cgroup
     limit leaves. ``root`` and ``num_affine`` replace the file system and the affinity in tests.
     """
@@ -28,19 +22,10 @@ def detect_machine(isa: str | None = None, *, root: Path = Path("/"), num_affine
     quotas = [int(quota) for quota in _cpu_quotas(root)]
     available = [_kernel_available(root), *_memory_left(root)]
     return Machine(
-        isa=isa or os.environ.get("PACELINE_ISA") or detect_isa(root),
+        isa=isa or os.environ.get("PACELINE_ISA") or _native.best_isa(),
         num_threads=max(1, min([num_affine, *quotas])),
         available_bytes=max(0, min(available)),
     )
-
-
-def detect_isa(root: Path = Path("/")) -> str:
-    """The best build that the flags in /proc/cpuinfo allow; "scalar" where there are none."""
-    for line in _read(root / "proc/cpuinfo").splitlines():
-        if line.startswith("flags"):
-            flags = frozenset(line.partition(":")[2].split())
-            return next((name for name, needed in _ISA_FLAGS if needed <= flags), "scalar")
-    return "scalar"
 
 
 def _read(path: Path) -> str:

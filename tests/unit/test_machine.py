@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.machine import detect_isa, detect_machine
+from paceline import _native
+from paceline.machine import detect_machine
 
 GB = 10**9
-VNNI = "fpu avx avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni"
 
 
 def make_root(tmp_path: Path, files: dict[str, str], *, cgroup: str = "0::/\n") -> Path:
@@ -17,7 +17,6 @@ def make_root(tmp_path: Path, files: dict[str, str], *, cgroup: str = "0::/\n") 
     for name, text in {
         "proc/meminfo": f"MemTotal: 99 kB\nMemAvailable:   {16 * GB // 1024} kB\n",
         "proc/self/cgroup": cgroup,
-        "proc/cpuinfo": f"processor : 0\nflags\t\t: {VNNI}\n",
         **files,
     }.items():
         path = tmp_path / name
@@ -101,22 +100,10 @@ def test_a_group_beyond_its_limit_leaves_nothing(tmp_path: Path) -> None:
     assert detect_machine(root=root).available_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "isa"),
-    [(VNNI, "avx512_vnni"), ("avx2 fma f16c avx512f", "avx2"), ("avx2 fma", "scalar"), ("sse2", "scalar")],
-)
-def test_isa_from_the_flags(tmp_path: Path, flags: str, isa: str) -> None:
-    assert detect_isa(make_root(tmp_path, {"proc/cpuinfo": f"flags : {flags}\n"})) == isa
-
-
-def test_isa_without_cpuinfo(tmp_path: Path) -> None:
-    assert detect_isa(tmp_path) == "scalar"
-
-
-def test_a_wish_beats_the_variable_and_the_variable_the_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_beats_the_variable_and_the_variable_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_root(tmp_path, {})
     monkeypatch.delenv("PACELINE_ISA", raising=False)
-    assert detect_machine(root=root).isa == "avx512_vnni"
+    assert detect_machine(root=root).isa == _native.best_isa()
     monkeypatch.setenv("PACELINE_ISA", "avx2")
     assert detect_machine(root=root).isa == "avx2"
     assert detect_machine("scalar", root=root).isa == "scalar"

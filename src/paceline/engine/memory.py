@@ -30,6 +30,6 @@ def _tensor_bytes(tensor: RawTensor, weights: WeightFormat) -> int:
 
 
 def workspace_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """Bytes of one step's activations, rounded up: all rows in f32 and int8, and logits of ``max_batch`` outputs."""
+    """Bytes of one step's activations, rounded up: all rows in f32 and int8, and logits of ``max_outputs`` outputs."""
     row = 4 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
-    return 5 * row * config.token_budget + 4 * model.vocab_size * config.max_batch
+    return 5 * row * config.token_budget + 4 * model.vocab_size * config.max_outputs

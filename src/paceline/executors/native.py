@@ -64,7 +64,7 @@ class NativeExecutor:
             isa=isa,
             num_threads=num_threads,
             max_rows=config.token_budget,
-            max_outputs=config.max_batch,
+            max_outputs=config.max_outputs,
             vocab_size=model.vocab_size,
             num_pages=max(1, (config.kv_memory_bytes or page_bytes) // page_bytes),
             context_length=config.context_length or model.context_length,

@@ -71,7 +71,7 @@ class ReferenceExecutor:
         self.model = model
         self.num_pages = num_pages
         self.max_rows = config.token_budget
-        self.max_outputs = config.max_batch
+        self.max_outputs = config.max_outputs
         shape = (model.num_layers, num_pages, model.num_kv_heads, PAGE_TOKENS, model.head_dim)
         self.kv = KeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), config.kv_dtype)
         self._weights = weights
