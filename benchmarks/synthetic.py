@@ -85,6 +85,7 @@ def random_blocks(kind: str, shape: Shape, rng: np.random.Generator) -> NDArray[
     levels = 256 if kind == "Q8_0" else 16
     deviation = math.sqrt((levels**2 - 1) / 12)  # of a uniform code
     scale = rng.uniform(0.75, 1.25, count) / (deviation * math.sqrt(shape[-1]))
+    scale *= rng.choice((-1.0, 1.0), count)  # codes have a mean of -1/2, which would add up over inputs and layers
     blocks[:, :2] = scale.astype("<f2")[:, None].view(np.uint8)
     if kind == "Q4_1":
         blocks[:, 2:4] = (-7.5 * scale).astype("<f2")[:, None].view(np.uint8)
