@@ -24,12 +24,12 @@ template <class Load, int M, class B>
 [[gnu::flatten]] void product(const float* a, int a_stride, const B* b, int b_stride, int count, bool resume,
                               float* out, int out_stride) {
   F32x16 acc[M];
-  unroll<M>([&](auto m) { acc[m] = resume ? load(out + m * out_stride) : zero_f32(); });
+  unroll<M>([&](auto m) PL_INLINE { acc[m] = resume ? load(out + m * out_stride) : zero_f32(); });
   for (int i = 0; i < count; ++i) {
     const F32x16 v = Load::get(b + i * b_stride);
-    unroll<M>([&](auto m) { acc[m] = fma(v, set1(a[m * a_stride + i]), acc[m]); });
+    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(v, set1(a[m * a_stride + i]), acc[m]); });
   }
-  unroll<M>([&](auto m) { store(out + m * out_stride, acc[m]); });
+  unroll<M>([&](auto m) PL_INLINE { store(out + m * out_stride, acc[m]); });
 }
 
 inline float* at_row(float* base, int row, int stride) {

@@ -59,15 +59,15 @@ template <int M>
                                           I32x16 (&dot)[M]) {
   const __m512i nibble = _mm512_set1_epi8(15);
   __m512i low[4], high[4];
-  unroll<4>([&](auto kb) {
+  unroll<4>([&](auto kb) PL_INLINE {
     const __m512i raw = _mm512_loadu_si512(w + kb * 64);
     low[kb] = _mm512_and_si512(raw, nibble);
     high[kb] = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
   });
-  unroll<M>([&](auto m) {
+  unroll<M>([&](auto m) PL_INLINE {
     const int8_t* row = a + m * a_stride;
     __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();  // two chains hide the latency
-    unroll<4>([&](auto kb) {
+    unroll<4>([&](auto kb) PL_INLINE {
       even = _mm512_dpbusd_epi32(even, low[kb], _mm512_set1_epi32(load_i32(row + kb * 4)));
       odd = _mm512_dpbusd_epi32(odd, high[kb], _mm512_set1_epi32(load_i32(row + 16 + kb * 4)));
     });
@@ -80,13 +80,13 @@ template <int M, int G>
                                           int sum_stride, I32x16 (&dot)[M]) {
   const __m512i offset = _mm512_set1_epi8(static_cast<char>(0x80));
   __m512i q[G / 4];
-  unroll<G / 4>([&](auto kb) { q[kb] = _mm512_xor_si512(_mm512_loadu_si512(w + kb * 64), offset); });
-  unroll<M>([&](auto m) {
+  unroll<G / 4>([&](auto kb) PL_INLINE { q[kb] = _mm512_xor_si512(_mm512_loadu_si512(w + kb * 64), offset); });
+  unroll<M>([&](auto m) PL_INLINE {
     const int8_t* row = a + m * a_stride;
     const int32_t* sums = half_sum + m * sum_stride;
     const int32_t total = G == 32 ? sums[0] + sums[1] : sums[0];
     __m512i even = _mm512_set1_epi32(-128 * total), odd = _mm512_setzero_si512();
-    unroll<G / 8>([&](auto pair) {
+    unroll<G / 8>([&](auto pair) PL_INLINE {
       constexpr int kb = 2 * pair;
       even = _mm512_dpbusd_epi32(even, q[kb], _mm512_set1_epi32(load_i32(row + kb * 4)));
       odd = _mm512_dpbusd_epi32(odd, q[kb + 1], _mm512_set1_epi32(load_i32(row + kb * 4 + 4)));
@@ -105,14 +105,14 @@ template <int M>
 [[gnu::always_inline]] inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
                                           I32x16 (&dot)[M]) {
   const __m256i nibble = _mm256_set1_epi8(15);
-  unroll<M>([&](auto m) { dot[m] = set1(0); });
+  unroll<M>([&](auto m) PL_INLINE { dot[m] = set1(0); });
 #pragma GCC unroll 1
   for (int kb = 0; kb < 4; ++kb) {
     const __m256i raw_a = load_256(w + kb * 64), raw_b = load_256(w + kb * 64 + 32);
     const __m256i low_a = _mm256_and_si256(raw_a, nibble), low_b = _mm256_and_si256(raw_b, nibble);
     const __m256i high_a = _mm256_and_si256(_mm256_srli_epi16(raw_a, 4), nibble);
     const __m256i high_b = _mm256_and_si256(_mm256_srli_epi16(raw_b, 4), nibble);
-    unroll<M>([&](auto m) {
+    unroll<M>([&](auto m) PL_INLINE {
       const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
       const __m256i y = _mm256_set1_epi32(load_i32(a + m * a_stride + 16 + kb * 4));
       dot[m].a = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(dot[m].a, low_a, x), high_a, y);
@@ -125,7 +125,7 @@ template <int M, int G>
 [[gnu::always_inline]] inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t* half_sum,
                                           int sum_stride, I32x16 (&dot)[M]) {
   const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
-  unroll<M>([&](auto m) {
+  unroll<M>([&](auto m) PL_INLINE {
     const int32_t* sums = half_sum + m * sum_stride;
     dot[m] = set1(-128 * (G == 32 ? sums[0] + sums[1] : sums[0]));
   });
@@ -133,7 +133,7 @@ template <int M, int G>
   for (int kb = 0; kb < G / 4; ++kb) {
     const __m256i q_a = _mm256_xor_si256(load_256(w + kb * 64), offset);
     const __m256i q_b = _mm256_xor_si256(load_256(w + kb * 64 + 32), offset);
-    unroll<M>([&](auto m) {
+    unroll<M>([&](auto m) PL_INLINE {
       const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
       dot[m].a = _mm256_dpbusd_avx_epi32(dot[m].a, q_a, x);
       dot[m].b = _mm256_dpbusd_avx_epi32(dot[m].b, q_b, x);
@@ -145,14 +145,15 @@ template <int M, int G>
 // with 8 sums in 16 registers each one that waits is stored and loaded again.
 inline void keep_order(__m256i& a, __m256i& b) { __asm__ volatile("" : "+x"(a), "+x"(b)); }
 
-// sum[m] += (u4 weights) * (4 activations of row m), for both halves of the tile.
-template <int M>
+// sum[m] += (u4 weights) * (4 activations of row m), for both halves of the tile; the first time sum[m] =.
+template <bool kFirst, int M>
 [[gnu::always_inline]] inline void add_pairs_u4(__m256i w_a, __m256i w_b, const int8_t* a, int a_stride,
                                                 __m256i (&sum_a)[M], __m256i (&sum_b)[M]) {
-  unroll<M>([&](auto m) {
+  unroll<M>([&](auto m) PL_INLINE {
     const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride));
-    sum_a[m] = _mm256_add_epi16(sum_a[m], _mm256_maddubs_epi16(w_a, x));
-    sum_b[m] = _mm256_add_epi16(sum_b[m], _mm256_maddubs_epi16(w_b, x));
+    const __m256i pair_a = _mm256_maddubs_epi16(w_a, x), pair_b = _mm256_maddubs_epi16(w_b, x);
+    sum_a[m] = kFirst ? pair_a : _mm256_add_epi16(sum_a[m], pair_a);
+    sum_b[m] = kFirst ? pair_b : _mm256_add_epi16(sum_b[m], pair_b);
     keep_order(sum_a[m], sum_b[m]);
   });
 }
@@ -162,31 +163,29 @@ template <int M>
                                           I32x16 (&dot)[M]) {
   const __m256i nibble = _mm256_set1_epi8(15);
   __m256i sum_a[M], sum_b[M];
-  unroll<M>([&](auto m) { sum_a[m] = sum_b[m] = _mm256_setzero_si256(); });
-  // A loop on purpose: unrolled, GCC 12 computes all products first and spills them. Low nibbles first, then high: beside 8 sums there
-  // are registers for one pair of weights.
-#pragma GCC unroll 1
-  for (int kb = 0; kb < 4; ++kb) {
-    const __m256i raw_a = load_256(w + kb * 64), raw_b = load_256(w + kb * 64 + 32);
-    add_pairs_u4<M>(_mm256_and_si256(raw_a, nibble), _mm256_and_si256(raw_b, nibble), a + kb * 4, a_stride, sum_a,
-                    sum_b);
-    add_pairs_u4<M>(_mm256_and_si256(_mm256_srli_epi16(raw_a, 4), nibble),
-                    _mm256_and_si256(_mm256_srli_epi16(raw_b, 4), nibble), a + 16 + kb * 4, a_stride, sum_a, sum_b);
-  }
+  // Low nibbles first, then high: beside 8 sums there are registers for one pair of weights.
+  unroll<4>([&](auto kb) PL_INLINE {
+    const uint8_t* p = w + kb * 64;
+    add_pairs_u4<kb == 0>(_mm256_and_si256(load_256(p), nibble), _mm256_and_si256(load_256(p + 32), nibble), a + kb * 4,
+                          a_stride, sum_a, sum_b);
+    add_pairs_u4<false>(_mm256_and_si256(_mm256_srli_epi16(load_256(p), 4), nibble),
+                        _mm256_and_si256(_mm256_srli_epi16(load_256(p + 32), 4), nibble), a + 16 + kb * 4, a_stride,
+                        sum_a, sum_b);
+  });
   const __m256i ones = _mm256_set1_epi16(1);
-  unroll<M>([&](auto m) { dot[m] = {_mm256_madd_epi16(sum_a[m], ones), _mm256_madd_epi16(sum_b[m], ones)}; });
+  unroll<M>([&](auto m) PL_INLINE { dot[m] = {_mm256_madd_epi16(sum_a[m], ones), _mm256_madd_epi16(sum_b[m], ones)}; });
 }
 
 template <int M, int G>
 [[gnu::always_inline]] inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
                                           I32x16 (&dot)[M]) {
   const __m256i ones = _mm256_set1_epi16(1);
-  unroll<M>([&](auto m) { dot[m] = set1(0); });
+  unroll<M>([&](auto m) PL_INLINE { dot[m] = set1(0); });
 #pragma GCC unroll 1
   for (int kb = 0; kb < G / 4; ++kb) {
     const __m256i q_a = load_256(w + kb * 64), q_b = load_256(w + kb * 64 + 32);
     const __m256i abs_a = _mm256_abs_epi8(q_a), abs_b = _mm256_abs_epi8(q_b);
-    unroll<M>([&](auto m) {
+    unroll<M>([&](auto m) PL_INLINE {
       const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
       const __m256i pair_a = _mm256_maddubs_epi16(abs_a, _mm256_sign_epi8(x, q_a));
       const __m256i pair_b = _mm256_maddubs_epi16(abs_b, _mm256_sign_epi8(x, q_b));

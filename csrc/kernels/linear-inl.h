@@ -26,13 +26,13 @@ struct U4 {
     if constexpr (kHasMin) {
       const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + 288));
       const float* act_sum = in.sum + at;
-      unroll<M>([&](auto m) {
+      unroll<M>([&](auto m) PL_INLINE {
         acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]);
         acc[m] = fma(minimum, set1(act_sum[m * groups]), acc[m]);
       });
     } else {
       const int32_t* half = in.half_sum + 2 * at;
-      unroll<M>([&](auto m) {
+      unroll<M>([&](auto m) PL_INLINE {
         const I32x16 centred = dot[m] - set1(8 * (half[2 * m * groups] + half[2 * m * groups + 1]));
         acc[m] = fma(to_f32(centred), scale * set1(act_scale[m * groups]), acc[m]);
       });
@@ -58,10 +58,11 @@ struct I8 {
                       half, halves, dot);
     const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile));
     const float* act_scale = in.scale + at;
-    unroll<M>([&](auto m) { acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]); });
+    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]); });
     if constexpr (kHasMin) {
       const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile + 32));
-      unroll<M>([&](auto m) { acc[m] = fma(minimum, set1(in.sum[at + static_cast<size_t>(m * groups)]), acc[m]); });
+      unroll<M>([&](auto m)
+                    PL_INLINE { acc[m] = fma(minimum, set1(in.sum[at + static_cast<size_t>(m * groups)]), acc[m]); });
     }
   }
 };
@@ -75,8 +76,8 @@ struct BF16 {
     const F32x16 even = from_bits(shift_left<16>(pair));
     const F32x16 odd = from_bits(pair & set1(static_cast<int32_t>(0xffff0000u)));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + 2 * g;
-    unroll<M>([&](auto m) { acc[m] = fma(even, set1(x[m * in.x_stride]), acc[m]); });
-    unroll<M>([&](auto m) { acc[m] = fma(odd, set1(x[m * in.x_stride + 1]), acc[m]); });
+    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(even, set1(x[m * in.x_stride]), acc[m]); });
+    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(odd, set1(x[m * in.x_stride + 1]), acc[m]); });
   }
 };
 
@@ -87,7 +88,7 @@ struct F16 {
                                                        F32x16 (&acc)[M]) {
     const F32x16 w = load_f16(reinterpret_cast<const uint16_t*>(p));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
-    unroll<M>([&](auto m) { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
+    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
   }
 };
 
@@ -98,7 +99,7 @@ struct F32 {
                                                        F32x16 (&acc)[M]) {
     const F32x16 w = load(reinterpret_cast<const float*>(p));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
-    unroll<M>([&](auto m) { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
+    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
   }
 };
 
@@ -107,9 +108,9 @@ template <class Format, int T, int M>
 inline void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in, int row,
                            F32x16 (&out)[T][M]) {
   F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after every group
-  unroll<T>([&](auto t) { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
+  unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
   for (int g = 0; g < num_groups; ++g)
-    unroll<T>([&](auto t) {
+    unroll<T>([&](auto t) PL_INLINE {
       Format::template accumulate<M>(
           tile + static_cast<size_t>(t) * tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in, row,
           acc[t]);
@@ -117,7 +118,7 @@ inline void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_group
       // store a group, rather than let the compiler choose what to spill in the innermost loop.
       if constexpr (kRows == 4 && M > 2 && Format::kGroupBytes > 64) __asm__ volatile("" : "+m"(acc[t]));
     });
-  unroll<T>([&](auto t) { unroll<M>([&](auto m) { out[t][m] = acc[t][m]; }); });
+  unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { out[t][m] = acc[t][m]; }); });
 }
 
 template <class Format, int T, int M>
@@ -125,9 +126,9 @@ inline void linear_block(const Matrix& w, const Activations& in, int row, int ti
   F32x16 acc[T][M];
   multiply_tiles<Format, T, M>(w.data + static_cast<size_t>(tile) * w.tile_bytes, w.tile_bytes, w.num_groups, in, row,
                                acc);
-  unroll<T>([&](auto t) {
+  unroll<T>([&](auto t) PL_INLINE {
     const int column = (tile + t) * kTile;
-    unroll<M>([&](auto m) {
+    unroll<M>([&](auto m) PL_INLINE {
       float* out = to.out + static_cast<size_t>(row + m) * static_cast<size_t>(to.stride) + column;
       F32x16 y = acc[t][m];
       if (to.bias != nullptr) y = y + load(to.bias + column);
@@ -197,16 +198,16 @@ void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int
       for (int t = 0; t < 2; ++t) {
         const int tile = 2 * unit + t;
         if (tile >= gate.num_tiles) {
-          unroll<M>([&](auto m) { h[t][m] = zero_f32(); });
+          unroll<M>([&](auto m) PL_INLINE { h[t][m] = zero_f32(); });
           continue;
         }
         F32x16 g[1][M], u[1][M];
         multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in, row,
                                    g);
         multiply_tiles<Up, 1, M>(up.data + static_cast<size_t>(tile) * up.tile_bytes, 0, up.num_groups, in, row, u);
-        unroll<M>([&](auto m) { h[t][m] = silu(g[0][m]) * u[0][m]; });
+        unroll<M>([&](auto m) PL_INLINE { h[t][m] = silu(g[0][m]) * u[0][m]; });
       }
-      unroll<M>([&](auto m) {
+      unroll<M>([&](auto m) PL_INLINE {
         if (y != nullptr) {
           float* to = y + static_cast<size_t>(row + m) * static_cast<size_t>(y_stride) + unit * 32;
           store(to, h[0][m]);

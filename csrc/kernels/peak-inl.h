@@ -9,16 +9,16 @@ namespace {
   for (int i = 0; i < 256; ++i) weights[i] = static_cast<uint8_t>(i);
   for (int i = 0; i < kRows * kActGroup; ++i) acts[i] = static_cast<int8_t>(i % 127);
   I32x16 total[kRows];
-  unroll<kRows>([&](auto m) { total[m] = set1(0); });
+  unroll<kRows>([&](auto m) PL_INLINE { total[m] = set1(0); });
   for (int64_t n = 0; n < iterations; ++n) {
     I32x16 dot[kRows];
     // The compiler must not hoist the product out of the loop.
     __asm__ volatile("" : : "r"(weights), "r"(acts) : "memory");
     dot_u4<kRows>(weights, acts, kActGroup, nullptr, 0, dot);
-    unroll<kRows>([&](auto m) { total[m] = total[m] + dot[m]; });
+    unroll<kRows>([&](auto m) PL_INLINE { total[m] = total[m] + dot[m]; });
   }
   int32_t sink = 0;
-  unroll<kRows>([&](auto m) { sink += reduce_add(total[m]); });
+  unroll<kRows>([&](auto m) PL_INLINE { sink += reduce_add(total[m]); });
   __asm__ volatile("" : : "r"(sink));
   return 2.0 * static_cast<double>(iterations) * kRows * kActGroup * kTile;
 }

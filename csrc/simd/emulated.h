@@ -26,7 +26,8 @@ inline simde__m512i paceline_join_i(__m256i low, __m256i high) {
 }
 
 #undef _mm512_cvtps_epi32
-#define _mm512_cvtps_epi32(x) paceline_join_i(_mm256_cvtps_epi32(paceline_half(x, 0)), _mm256_cvtps_epi32(paceline_half(x, 1)))
+#define _mm512_cvtps_epi32(x) \
+  paceline_join_i(_mm256_cvtps_epi32(paceline_half(x, 0)), _mm256_cvtps_epi32(paceline_half(x, 1)))
 #undef _mm512_cvtepi32_ps
 inline simde__m512 paceline_cvtepi32_ps(simde__m512i x) {
   simde__m512i_private p = simde__m512i_to_private(x);
@@ -40,8 +41,9 @@ inline simde__m512 paceline_cvtepi32_ps(simde__m512i x) {
 #define _mm512_cvtps_ph(x, rounding) \
   _mm256_set_m128i(_mm256_cvtps_ph(paceline_half(x, 1), rounding), _mm256_cvtps_ph(paceline_half(x, 0), rounding))
 #undef _mm512_cvtepu16_epi32
-#define _mm512_cvtepu16_epi32(x)                                                                                    \
-  paceline_join_i(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1)))
+#define _mm512_cvtepu16_epi32(x)                                    \
+  paceline_join_i(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), \
+                  _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1)))
 #undef _mm512_cvtepi32_epi16
 inline __m256i paceline_cvtepi32_epi16(simde__m512i x) {
   simde__m512i_private p = simde__m512i_to_private(x);

@@ -25,6 +25,9 @@
 namespace paceline::PL_ISA {
 namespace {
 
+// For lambdas: without it GCC outlines the larger ones, and what they capture goes through memory.
+#define PL_INLINE __attribute__((always_inline))
+
 // f(0), f(1), ... f(N-1) with constant arguments. Arrays of vectors that are indexed by a loop counter stay in memory with GCC 12, whatever
 // the loop's unrolling; indexed by these constants they live in registers.
 template <int... I, class Function>
