@@ -125,5 +125,6 @@ def test_conversation_that_no_longer_fits_is_told(terminals: list[Terminal]) -> 
     terminal.wait_for("> ")
     terminal.type("Hello\n")
     terminal.wait_for("tok/s")
+    terminal.wait_for("> ")
     terminal.type(CTRL_D)
     assert terminal.end() == 0

@@ -6,6 +6,7 @@ import pytest
 from byte_llm import byte_llm
 from fake_executor import reference_tokens
 
+from paceline.cli.demo import ladder_tokens
 from paceline.measure import ladder
 from paceline.measure.ladder import TECHNIQUES, Climb, Technique, climb_ladder
 from paceline.measure.prompts import distinct_prompts, prompt_tokens
@@ -41,6 +42,10 @@ def test_row_without_a_cache_stops_on_a_slow_machine(monkeypatch: pytest.MonkeyP
     with byte_llm() as llm:
         climb = ladder.without_cache(llm, PROMPT, 50)
     assert climb.num_tokens == len(climb.tokens) == 1
+
+
+def test_rows_are_shorter_on_a_slow_machine() -> None:
+    assert [ladder_tokens(rate) for rate in (0.0, 5.0, 20.0, 400.0)] == [16, 16, 40, 96]
 
 
 def test_prompts_have_their_length_and_differ() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,6 +68,8 @@ def execute(args: argparse.Namespace) -> int:
 
         write_record(args.record, args.model, document)
     if args.json:
+        import json
+
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         print("\n".join(summary(document)))

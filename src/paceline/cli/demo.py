@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("-p", "--prompt", default=PROMPT, metavar="TEXT", help="what is answered")
     parser.add_argument(
-        "--new-tokens", type=positive, default=96, metavar="N", help="tokens of each row of the ladder (default 96)"
+        "--new-tokens", type=positive, metavar="N", help="tokens of each row (default: 96, fewer on a slow machine)"
     )
     add_engine_arguments(parser)
 
@@ -43,15 +43,19 @@ def execute(args: argparse.Namespace) -> int:
         completion = print_stream(llm.stream(prompt, SamplingParams(max_tokens=160)), [])
         print(dim(figures_line(completion, llm.path()), sys.stdout))
 
-        print(
-            bold(f"\nThe ladder: the same prompt, {args.new_tokens} tokens, one technique more each row\n", sys.stdout)
-        )
+        num_new = args.new_tokens or ladder_tokens(completion.timing.decode_tokens_per_s)
+        print(bold(f"\nThe ladder: the same prompt, {num_new} tokens, one technique more each row\n", sys.stdout))
         rows = []
         with Progress("Climbing", len(TECHNIQUES)) as progress:
-            for rung in climb_ladder(llm, prompt, args.new_tokens):
+            for rung in climb_ladder(llm, prompt, num_new):
                 equal = {None: "", True: "yes", False: "NO"}[rung.equal]
                 rows.append((rung.technique, f"{rung.tokens_per_s:,.1f}", f"{rung.times_faster:.1f}×", equal))
                 progress.update(len(rows))
         header = ("technique", "tok/s", "times faster", "tokens equal the row above")
         print("\n".join(table(header, rows, right=frozenset({1, 2}))))
     return 0
+
+
+def ladder_tokens(decode_tokens_per_s: float) -> int:
+    """Tokens of each row: what one request generates in two seconds, since the whole demo must stay below a minute."""
+    return max(16, min(96, int(2 * decode_tokens_per_s)))

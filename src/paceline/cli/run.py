@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -58,6 +57,8 @@ def execute(args: argparse.Namespace) -> int:
     with llm:
         messages = _messages(args, llm, prompt)
         if args.json:
+            import json
+
             completion = _complete(llm, prompt, messages, params)
             result = document(args.model, completion, load_s, llm.path())
             print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))

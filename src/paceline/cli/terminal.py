@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TextIO
-
-from paceline.kv.layout import format_bytes
 
 _REDRAW_S = 0.1
 _SHOW_AFTER_S = 0.4
@@ -87,6 +84,8 @@ class Progress:
         return f"{self._label} {'█' * full}{'░' * (cells - full)} {share:4.0%}{counts}"[: width - 1]
 
     def _draw(self) -> None:
+        import shutil  # brings compression libraries that the first token need not wait for
+
         drawn = False
         wait_s = _SHOW_AFTER_S
         while not self._stop.wait(wait_s):
@@ -115,4 +114,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozen
 
 
 def _scaled(count: int, unit: str) -> str:
-    return format_bytes(count) if unit == "B" else f"{count:,}{unit}"
+    if unit != "B":
+        return f"{count:,}{unit}"
+    from paceline.kv.layout import format_bytes
+
+    return format_bytes(count)
