@@ -81,11 +81,12 @@ def random_blocks(kind: str, shape: Shape, rng: np.random.Generator) -> NDArray[
     """Bytes of a matrix [outputs, inputs] of that kind: uniform codes, scales within a quarter of their mean."""
     weights, num_bytes = BLOCK_KINDS[kind]
     count = math.prod(shape) // weights
-    blocks = np.frombuffer(rng.bytes(count * num_bytes), np.uint8).reshape(count, num_bytes).copy()
+    blocks = random_bytes(count * num_bytes, rng).reshape(count, num_bytes)
     levels = 256 if kind == "Q8_0" else 16
     deviation = math.sqrt((levels**2 - 1) / 12)  # of a uniform code
-    scale = rng.uniform(0.75, 1.25, count) / (deviation * math.sqrt(shape[-1]))
-    scale *= rng.choice((-1.0, 1.0), count)  # codes have a mean of -1/2, which would add up over inputs and layers
+    scale = rng.random(count, np.float32)
+    sign = np.sign(scale - np.float32(0.5))  # codes have a mean of -1/2, which would add up over inputs and layers
+    scale = sign * (np.abs(scale - np.float32(0.5)) + np.float32(0.75)) / np.float32(deviation * math.sqrt(shape[-1]))
     blocks[:, :2] = scale.astype("<f2")[:, None].view(np.uint8)
     if kind == "Q4_1":
         blocks[:, 2:4] = (-7.5 * scale).astype("<f2")[:, None].view(np.uint8)
@@ -97,8 +98,15 @@ def random_bf16(shape: Shape, rng: np.random.Generator) -> NDArray[np.uint8]:
     # The mean square of a magnitude uniform in [1, 2) is 7/3, in either of two octaves 1, 2: 35/6 of the lower 1.
     lowest = math.sqrt(6 / 35 / shape[-1])
     exponent = 2 * round((math.log2(lowest) + 127) / 2)  # even: its last bit is random
-    bits = np.frombuffer(rng.bytes(2 * math.prod(shape)), "<u2") & np.uint16(0x80FF)
-    return (bits | np.uint16(exponent << 7)).view(np.uint8)
+    bits = random_bytes(2 * math.prod(shape), rng).view("<u2")
+    bits &= np.uint16(0x80FF)
+    bits |= np.uint16(exponent << 7)
+    return bits.view(np.uint8)
+
+
+def random_bytes(count: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """That many, writable without another copy."""
+    return rng.integers(0, 2**64 - 1, -(-count // 8), np.uint64, endpoint=True).view(np.uint8)[:count]
 
 
 def vocabulary(size: int) -> tuple[list[str], list[int]]:
