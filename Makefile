@@ -11,7 +11,7 @@ REQUIREMENTS := $(BIN)/python .ci/requirements.py
 # Stamps carry a hash of what they were made from, so that an edited, added, deleted or restored file always rebuilds.
 hash = $(shell cat $(1) 2>/dev/null | cksum | tr -d ' ')
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-	$(shell find src csrc -type f ! -path '*/__pycache__/*' 2>/dev/null | LC_ALL=C sort)
+	$(shell find src csrc -type f ! -path '*/__pycache__/*' ! -path '*/.*' ! -name '*.so' | LC_ALL=C sort)
 SETUP := pyproject.toml .ci/requirements.py
 VENV_MADE := $(VENV)/made
 RUNTIME := $(VENV)/runtime-$(call hash,$(SETUP))
