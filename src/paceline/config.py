@@ -133,7 +133,9 @@ class EngineConfig:
 
     @property
     def max_outputs(self) -> int:
-        """Outputs of one step: a token of each running request, and room for the log-probabilities of a prompt's chunk."""
+        """Outputs of one step: a token of each running request, and room for the log-probabilities of a prompt's
+        chunk.
+        """
         return max(self.max_batch, min(64, self.token_budget))
 
     def resolve(self, machine: Machine) -> EngineConfig:

@@ -9,12 +9,13 @@ from pathlib import Path
 from paceline import _native
 from paceline.config import Machine
 
+
 def detect_machine(isa: str | None = None, *, root: Path = Path("/"), num_affine: int | None = None) -> Machine:
     """The machine as the process may use it.
 
-    ``isa`` (else the variable PACELINE_ISA) overrides the best build that the processor runs. Threads: affinity and every
-    cgroup quota on the way to the root, rounded down, at least 1. Memory: the kernel's estimate and what each cgroup
-    limit leaves. ``root`` and ``num_affine`` replace the file system and the affinity in tests.
+    ``isa`` (else the variable PACELINE_ISA) overrides the best build that the processor runs. Threads: affinity and
+    every cgroup quota on the way to the root, rounded down, at least 1. Memory: the kernel's estimate and what each
+    cgroup limit leaves. ``root`` and ``num_affine`` replace the file system and the affinity in tests.
     """
     if num_affine is None:
         # os.sched_getaffinity is Linux only.

@@ -100,7 +100,7 @@ def test_a_group_beyond_its_limit_leaves_nothing(tmp_path: Path) -> None:
     assert detect_machine(root=root).available_bytes == 0
 
 
-def test_a_wish_beats_the_variable_and_the_variable_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_beats_the_variable_which_beats_detection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_root(tmp_path, {})
     monkeypatch.delenv("PACELINE_ISA", raising=False)
     assert detect_machine(root=root).isa == _native.best_isa()

@@ -6,18 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from paceline.cli import bench, chat, demo, models, pull, run
 from paceline.errors import PacelineError, ParameterError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-COMMANDS = (run, chat, bench, demo, models, pull)
-"""Each module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``execute(args) -> exit status``; none imports the
-engine at its top."""
+COMMANDS = ("run", "chat", "bench", "demo", "models", "pull")
+"""Each is a module of this package with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``execute(args) -> exit
+status``; none imports the engine at its top."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -40,16 +40,17 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the command line, for those commands."""
     parser = OneLineParser(
         prog="paceline",
         description="Runs large language models on your own processor, and measures what each technique gains.",
     )
     parser.add_argument("--version", action=_Version)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=OneLineParser)
-    for module in COMMANDS:
-        command = commands.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=OneLineParser)
+    for name in commands:
+        module = import_module(f"paceline.cli.{name}")
+        command = subparsers.add_parser(module.NAME, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(execute=module.execute)
     return parser
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted."""
     for stream in (sys.stdout, sys.stderr):
         _never_fail_to_print(stream)
-    args = build_parser().parse_args(arguments)
+    line = sys.argv[1:] if arguments is None else arguments
+    # Only what runs is imported: the first token must not wait for the benchmarks.
+    args = build_parser(line[:1] if line and line[0] in COMMANDS else COMMANDS).parse_args(line)
     try:
         status: int = args.execute(args)
         sys.stdout.flush()
