@@ -95,7 +95,17 @@ struct BoundProgram {
                          bias_values.data(),          banned_tokens.data(),         count(count_tokens.shape(0)),
                          count(bias_tokens.shape(0)), count(banned_tokens.shape(0))};
     step.sampled = sampled.data();
-    check(sample_rows.shape(0), top_tokens.shape(0), top_logprobs.shape(0), page_table.shape(0));
+    check_length("positions", positions.shape(0), tokens.shape(0));
+    check_length("count_values", count_values.shape(0), count_tokens.shape(0));
+    check_length("bias_values", bias_values.shape(0), bias_tokens.shape(0));
+    check_length("sample_rows bytes", sample_rows.shape(0), outputs * sizeof(SampleRow));
+    check_length("columns of page_copies", page_copies.shape(1), 2);
+    check_length("top_tokens rows", top_tokens.shape(0), outputs);
+    check_length("top_logprobs rows", top_logprobs.shape(0), outputs);
+    check_length("top_logprobs columns", top_logprobs.shape(1), top_tokens.shape(1));
+    if (row_starts.shape(0) < 2) throw std::invalid_argument("step: row_starts has a length below 2");
+    check_length("page_table rows", page_table.shape(0), row_starts.shape(0) - 1);
+    check_ids();
     const size_t k = top_tokens.shape(1);
     for (size_t i = 0; i < outputs; ++i) {
       if (step.sample_rows[i].num_logprobs > static_cast<int32_t>(k))
@@ -105,20 +115,24 @@ struct BoundProgram {
     }
   }
 
+  static void check_length(const char* what, size_t length, size_t expected) {
+    if (length != expected)
+      throw std::invalid_argument(std::string("step: ") + what + " has length " + std::to_string(length) +
+                                  ", expected " + std::to_string(expected));
+  }
+
   // Ids that would make a kernel read or write outside its memory; everything else is only a wrong answer.
-  void check(size_t sample_bytes, size_t top_rows, size_t top_logprob_rows, size_t tables) const {
+  void check_ids() const {
     const ProgramShape& shape = program.shape();
     const auto fail = [](const char* what) { throw std::invalid_argument(std::string("step: ") + what); };
     if (step.num_rows < 1 || step.num_rows > shape.max_rows) fail("number of rows");
     if (step.num_outputs > shape.max_outputs) fail("number of outputs");
-    if (sample_bytes != static_cast<size_t>(step.num_outputs) * sizeof(SampleRow)) fail("one sample row an output");
-    if (top_rows < static_cast<size_t>(step.num_outputs) || top_logprob_rows < top_rows)
-      fail("one row of alternatives an output");
-    if (step.num_sequences < 1 || tables < static_cast<size_t>(step.num_sequences)) fail("one page table a sequence");
     if (step.row_starts[0] != 0 || step.row_starts[step.num_sequences] != step.num_rows) fail("rows of the sequences");
+    for (int s = 0; s < step.num_sequences; ++s)
+      if (step.row_starts[s] > step.row_starts[s + 1] || step.row_starts[s + 1] > step.num_rows)
+        fail("rows of a sequence");
     for (int s = 0; s < step.num_sequences; ++s) {
       const int begin = step.row_starts[s], end = step.row_starts[s + 1];
-      if (begin > end) fail("rows of a sequence descend");
       for (int row = begin; row < end; ++row) {
         if (step.tokens[row] < 0 || step.tokens[row] >= shape.vocab_size) fail("token outside the vocabulary");
         if (step.positions[row] < 0 || step.positions[row] >= shape.context_length)

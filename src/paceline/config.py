@@ -131,6 +131,18 @@ class EngineConfig:
         if not self.max_batch <= self.token_budget <= 8192:
             raise ParameterError("token_budget", self.token_budget, f"between max_batch ({self.max_batch}) and 8192")
 
+    def weights_of(self, tensor: str, *, tied_embeddings: bool) -> WeightFormat:
+        """The format of a matrix by its canonical name.
+
+        The LM head takes ``head_bits`` when given; int4 weights keep an int8 head, which costs quality less. Tied
+        embeddings are the head; others stay as the file holds them, since a step reads only a few of their rows.
+        """
+        if tensor == "token_embd.weight" and not tied_embeddings:
+            return "native"
+        if tensor in ("token_embd.weight", "output.weight"):
+            return self.head_bits or ("int8" if self.weights == "int4" else self.weights)
+        return self.weights
+
     @property
     def max_outputs(self) -> int:
         """Outputs of one step: a token of each running request, and room for the log-probabilities of a prompt's

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 
 from paceline.config import EngineConfig, ModelConfig, WeightFormat
-from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS
+from paceline.weights.packed import NATIVE_FORMATS
+from paceline.weights.packing import target_format
 from paceline.weights.raw import Checkpoint, RawTensor
-
-_HEAD_TENSORS = ("token_embd.weight", "output.weight")
 
 
 def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Bytes of all weights in the formats that ``config`` chooses; vectors are held in f32."""
-    head = config.head_bits or config.weights
+    tied = checkpoint.config.tie_embeddings
     return sum(
-        _tensor_bytes(checkpoint.tensor(name), head if name in _HEAD_TENSORS else config.weights)
+        _tensor_bytes(checkpoint.tensor(name), config.weights_of(name, tied_embeddings=tied))
         for name in checkpoint.names()
     )
 
@@ -23,10 +22,9 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
 def _tensor_bytes(tensor: RawTensor, weights: WeightFormat) -> int:
     if len(tensor.shape) != 2:
         return 4 * math.prod(tensor.shape)
-    layout = NATIVE_FORMATS.get(tensor.kind) if weights == "native" else CHOSEN_FORMATS[weights]
-    if layout is None:  # the loader will say what is wrong with this kind
+    if tensor.kind not in NATIVE_FORMATS:  # the loader will say what is wrong with this kind
         return tensor.data.nbytes
-    return layout.matrix_bytes(*tensor.shape)
+    return target_format(tensor.kind, weights).matrix_bytes(*tensor.shape)
 
 
 def workspace_bytes(model: ModelConfig, config: EngineConfig) -> int:

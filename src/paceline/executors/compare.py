@@ -61,7 +61,8 @@ def compare_step(native: NativeExecutor, reference: ReferenceExecutor, plan: Ste
             done = max(done, end)
             found, rounding = _native_value(native, value, values[value.name])
             error = np.abs(found - values[value.name])
-            ratio = np.divide(error, bounds[value.name] + rounding, out=np.zeros_like(error), where=error > 0)
+            with np.errstate(divide="ignore"):
+                ratio = np.divide(error, bounds[value.name] + rounding, out=np.zeros_like(error), where=error > 0)
             differences.append(
                 Difference(value.name, node.op, float(error.max(initial=0.0)), float(ratio.max(initial=0.0)))
             )
@@ -106,8 +107,8 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         slack = bounds[node.inputs[0].name]
         if step.weights.quantised(name) and step.activations == "int8":
             x = dequantise_activations(*quantise_activations(x))
-        weights = np.abs(step.weights.values(name))
-        sums = x.shape[1] * EPSILON * (np.abs(x) @ weights.T) + slack @ weights.T
+        terms = step.weights.magnitudes(name)
+        sums = (x.shape[1] + 3) * EPSILON * (np.abs(x) @ terms.T) + slack @ np.abs(step.weights.values(name)).T
         return np.asarray(sums + EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "silu_mul":
         gate, up = (values[source.name] for source in node.inputs)
@@ -116,14 +117,25 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         inputs_slack = slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound
         return np.asarray(inputs_slack + 16 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
-        width = step.positions.max() + 1 + step.model.head_dim
-        reach = np.abs(step.kv.values[node.attributes["layer"]]).max()
-        return np.full_like(table, float(width) * 4 * EPSILON * (1 + reach))
+        return _attention_bound(node, values[node.inputs[0].name], step)
     if node.op in ("embed", "select_outputs"):
         return inherited
     width = values[node.inputs[0].name].shape[1]
     scale = np.abs(table) + (np.abs(table).max(axis=1, keepdims=True) if node.op == "rope_write" else 0.0)
     return np.asarray(inherited + (width / 16 + 16) * EPSILON * scale + 1e-30, np.float32)
+
+
+def _attention_bound(node: Node, q: Table, step: Step) -> Table:
+    """A score is off by at most head_dim * eps * sum |q||k|, so a weight by that relative to itself; the weighted sum
+    adds as many roundings as there are keys. |k| is bounded by the largest of the layer, component by component."""
+    model, layer = step.model, node.attributes["layer"]
+    largest = np.abs(step.kv.keys[layer]).max(axis=(0, 2))
+    heads = np.abs(q).reshape(len(q), model.num_kv_heads, -1, model.head_dim)
+    scores = np.einsum("rhgd,hd->rhg", heads, largest).max(axis=(1, 2))
+    num_keys = int(step.positions.max()) + 1
+    relative = 4 * EPSILON * (num_keys + model.head_dim * (1 + scores))
+    reach = np.abs(step.kv.values[layer]).max()
+    return np.asarray(np.broadcast_to((relative * reach + 1e-30)[:, None], q.shape), np.float32)
 
 
 def _pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -92,11 +92,13 @@ class Lowering:
             return
         names = node.weights[: len(node.outputs)]
         biases = node.weights[len(node.outputs) :]
+        # silu_mul reads whole groups of 32, so what follows the gate's last output must be its own (zero) padding.
+        alignment = 2 * TILE if reader is not None and reader.op == "silu_mul" else TILE
         columns: dict[str, int] = {}
         width = 0
         for name, value in zip(names, node.outputs, strict=True):
             columns[name] = width
-            width += -(-value.width // TILE) * TILE
+            width += -(-value.width // alignment) * alignment
         residual = reader if reader is not None and reader.op == "add" and len(node.outputs) == 1 else None
         if residual is not None:
             buffer = self._place(residual.inputs[0]).buffer

@@ -4,6 +4,7 @@ are compared with.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from paceline.ops.reference import KeyValues, Step, Table
 from paceline.ops.spec import OPS
 from paceline.sampling.draw import sample_reference
 from paceline.weights.blocks import unpack
-from paceline.weights.packed import PackedMatrix
+from paceline.weights.packed import TILE, PackedMatrix
 from paceline.weights.raw import Checkpoint
 
 
@@ -39,6 +40,16 @@ class UnpackedWeights:
             else:
                 self._values[name] = unpack(self._matrix(name))
         return self._values[name]
+
+    def magnitudes(self, name: str) -> Table:
+        """|scale * q| + |minimum| of each weight; |weight| where no minimum is stored."""
+        matrix = self._matrix(name)
+        if not matrix.format.has_min:
+            return np.abs(self.values(name))
+        data = matrix.data.copy()
+        data.reshape(-1, matrix.format.group_bytes)[:, -2 * TILE :] = 0  # the minima
+        products = unpack(replace(matrix, data=data))
+        return np.asarray(np.abs(products) + np.abs(self.values(name) - products), np.float32)
 
     def quantised(self, name: str) -> bool:
         """Whether kernels multiply it as integers."""

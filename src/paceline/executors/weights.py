@@ -7,20 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import EngineConfig, ModelConfig, WeightFormat
+from paceline.config import EngineConfig, ModelConfig
 from paceline.errors import CheckpointError
 from paceline.ops.graph import Graph, WeightSpec
 from paceline.weights.blocks import dequantize
 from paceline.weights.packed import PackedMatrix
 from paceline.weights.packing import WeightArena, pack_tensors, rope_permutation
 from paceline.weights.raw import Checkpoint, RawTensor
-
-
-def head_format(config: EngineConfig) -> WeightFormat:
-    """The format of the LM head: ``head_bits`` when given; int4 weights keep an int8 head, which costs quality less."""
-    if config.head_bits is not None:
-        return config.head_bits
-    return "int8" if config.weights == "int4" else config.weights
 
 
 class WeightLoader:
@@ -66,16 +59,15 @@ class WeightLoader:
         return np.ascontiguousarray(values if order is None else values[order], np.float32)
 
     def _embedding_or_head(self, spec: WeightSpec) -> PackedMatrix:
-        """Tied embeddings are the head too, so they take its format; others keep what the file holds."""
-        weights: WeightFormat = head_format(self._config)
-        if not self._model.tie_embeddings:
-            weights = "native" if spec.role == "embedding" else weights
-        elif self._tied_head is not None:
+        """Tied embeddings are packed once and serve as both."""
+        tied = self._model.tie_embeddings
+        if tied and self._tied_head is not None:
             return self._tied_head
+        weights = self._config.weights_of(spec.name, tied_embeddings=tied)
         (matrix,) = pack_tensors(
             self._checkpoint, [spec.name], weights, num_threads=self._num_threads, arena=self._arena
         )
-        if self._model.tie_embeddings:
+        if tied:
             self._tied_head = matrix
         return matrix
 

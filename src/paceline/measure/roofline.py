@@ -72,7 +72,7 @@ def model_traffic(checkpoint: Checkpoint, config: EngineConfig) -> Traffic:
         if len(tensor.shape) != 2 or (name == "token_embd.weight" and name != head):
             continue
         is_head = name == head
-        packed = target_format(tensor.kind, (config.head_bits or config.weights) if is_head else config.weights)
+        packed = target_format(tensor.kind, config.weights_of(name, tied_embeddings=checkpoint.config.tie_embeddings))
         num_bytes = packed.matrix_bytes(*tensor.shape)
         operations = 2 * tensor.shape[0] * tensor.shape[1] if packed.kind in ("u4", "i8") else 0
         if is_head:

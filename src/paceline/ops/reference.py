@@ -19,9 +19,12 @@ ACTIVATION_GROUP = 32
 
 
 class Weights(Protocol):
-    """Weights by name: values as float32, and whether the kernels multiply them as integers."""
+    """Weights by name: values as float32, the sum of the magnitudes of the terms that each is made of (|scale q| +
+    |min|, which bounds rounding), and whether the kernels multiply them as integers."""
 
     def values(self, name: str) -> Table: ...
+
+    def magnitudes(self, name: str) -> Table: ...
 
     def quantised(self, name: str) -> bool: ...
 
@@ -74,7 +77,7 @@ def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
     largest = np.abs(grouped).max(axis=2)
     live = ~(largest < np.float32(1e-36))
     inverse = np.divide(np.float32(127.0), largest, out=np.zeros_like(largest), where=live)
-    q = np.rint(grouped * inverse[:, :, None]).astype(np.int8).reshape(rows, -1)[:, :width]
+    q = np.rint(grouped * inverse[:, :, None]).astype(np.int8).reshape(rows, groups * ACTIVATION_GROUP)[:, :width]
     scale = np.where(live, largest / np.float32(127.0), np.float32(0.0)).astype(np.float32)
     return q, scale
 
