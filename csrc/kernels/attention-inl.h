@@ -19,17 +19,55 @@ struct KeysF32 {
   static inline F32x16 get(const float* p) { return load(p); }
 };
 
-// out[m][0:16] = (start or 0) + sum over i < count of a[m][i] * b[i * b_stride + 0:16]
-template <class Load, int M, class B>
-[[gnu::flatten]] void product(const float* a, int a_stride, const B* b, int b_stride, int count, bool resume,
-                              float* out, int out_stride) {
-  F32x16 acc[M];
-  unroll<M>([&](auto m) PL_INLINE { acc[m] = resume ? load(out + m * out_stride) : zero_f32(); });
+// Query rows that share one pass over keys or values, and how many blocks of 16 lanes such a pass takes when there are fewer rows: enough
+// independent chains of multiply-adds to hide their latency, few enough for the registers.
+#if defined(PL_SIMD_AVX512)
+constexpr int kBlockRows = 12;
+constexpr int kRowsOfTwoBlocks = 6;
+#elif defined(PL_SIMD_AVX2)
+constexpr int kBlockRows = 6;
+constexpr int kRowsOfTwoBlocks = 0;
+#else
+constexpr int kBlockRows = 4;
+constexpr int kRowsOfTwoBlocks = 0;
+#endif
+
+// out[m][16 t + lane] = (what is there or 0) + sum over i < count of a[m][i] * b[t * b_block + i * b_stride + lane], i in order
+template <class Load, int M, int T, class B>
+[[gnu::noinline]] void product(const float* a, int a_stride, const B* b, int b_stride, int b_block, int count,
+                               bool resume, float* out, int out_stride) {
+  F32x16 acc[M][T];
+  unroll<M>([&](auto m) PL_INLINE {
+    unroll<T>([&](auto t) PL_INLINE { acc[m][t] = resume ? load(out + m * out_stride + t * 16) : zero_f32(); });
+  });
   for (int i = 0; i < count; ++i) {
-    const F32x16 v = Load::get(b + i * b_stride);
-    unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(v, set1(a[m * a_stride + i]), acc[m]); });
+    F32x16 v[T];
+    unroll<T>([&](auto t) PL_INLINE { v[t] = Load::get(b + t * b_block + i * b_stride); });
+    unroll<M>([&](auto m) PL_INLINE {
+      const F32x16 x = set1(a[m * a_stride + i]);
+      unroll<T>([&](auto t) PL_INLINE { acc[m][t] = fma(v[t], x, acc[m][t]); });
+    });
   }
-  unroll<M>([&](auto m) PL_INLINE { store(out + m * out_stride, acc[m]); });
+  unroll<M>([&](auto m)
+                PL_INLINE { unroll<T>([&](auto t) PL_INLINE { store(out + m * out_stride + t * 16, acc[m][t]); }); });
+}
+
+// The product for any number of rows and blocks, `b_block` values apart.
+template <class Load, class B>
+inline void products(int rows, int blocks, const float* a, int a_stride, const B* b, int b_stride, int b_block,
+                     int count, bool resume, float* out, int out_stride) {
+  for_blocks_of<kBlockRows>(0, rows, [&]<int M>(int row) {
+    const float* left = a + row * a_stride;
+    float* to = out + row * out_stride;
+    int block = 0;
+    if constexpr (M <= kRowsOfTwoBlocks)
+      for (; block + 2 <= blocks; block += 2)
+        product<Load, M, 2>(left, a_stride, b + block * b_block, b_stride, b_block, count, resume, to + block * 16,
+                            out_stride);
+    for (; block < blocks; ++block)
+      product<Load, M, 1>(left, a_stride, b + block * b_block, b_stride, b_block, count, resume, to + block * 16,
+                          out_stride);
+  });
 }
 
 inline float* at_row(float* base, int row, int stride) {
@@ -128,8 +166,9 @@ inline void fold(Partial into, Partial split, int head_dim) {
   }
   if (*split.sum == 0.0f) return;
   const float top = *into.maximum > *split.maximum ? *into.maximum : *split.maximum;
-  const float keep = lane(exp(set1(*into.maximum - top)), 0);
-  const float add = lane(exp(set1(*split.maximum - top)), 0);
+  float factors[16] = {*into.maximum - top, *split.maximum - top};
+  store(factors, exp(load(factors)));
+  const float keep = factors[0], add = factors[1];
   for (int i = 0; i < head_dim; i += 16)
     store(into.values + i, fma(load(split.values + i), set1(add), load(into.values + i) * set1(keep)));
   *into.sum = std::fma(*split.sum, add, *into.sum * keep);
@@ -182,7 +221,7 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
   float* running = split + num_rows * partial_stride;
   float* page_f32 = running + num_rows * partial_stride;  // [2 * 32 * d]: keys, values
   // Many rows repay turning a page into floats once; the values are the same either way.
-  const bool expand = num_rows > kRows;
+  const bool expand = num_rows > kBlockRows;
 
   const auto partial = [&](float* base, int r) {
     float* p = base + r * partial_stride;
@@ -203,15 +242,12 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
       const uint16_t* keys = head_page(args, pages[(first_key + k0) / kPageTokens], unit.kv_head);
       const int blocks = num_keys - k0 > 16 ? 2 : 1;
-      if (expand) expand_page<Stored>(keys, blocks * 16 * d, page_f32);
-      for (int b = 0; b < blocks; ++b)
-        for_row_blocks(num_rows, [&]<int M>(int r) {
-          float* out = scores + r * kSplitTokens + k0 + b * 16;
-          if (expand)
-            product<KeysF32, M>(q + r * d, d, page_f32 + b * 16 * d, 16, d, false, out, kSplitTokens);
-          else
-            product<Stored, M>(q + r * d, d, keys + b * 16 * d, 16, d, false, out, kSplitTokens);
-        });
+      if (expand) {
+        expand_page<Stored>(keys, blocks * 16 * d, page_f32);
+        products<KeysF32>(num_rows, blocks, q, d, page_f32, 16, 16 * d, d, false, scores + k0, kSplitTokens);
+      } else {
+        products<Stored>(num_rows, blocks, q, d, keys, 16, 16 * d, d, false, scores + k0, kSplitTokens);
+      }
     }
     for (int r = 0; r < num_rows; ++r) {
       const int position = args.positions[unit.row_begin + r / group];
@@ -223,16 +259,14 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
       const uint16_t* values = head_page(args, pages[(first_key + k0) / kPageTokens], unit.kv_head) + kPageTokens * d;
       const int count = num_keys - k0 < kPageTokens ? num_keys - k0 : kPageTokens;
-      if (expand) expand_page<Stored>(values, count * d, page_f32);
-      for (int i = 0; i < d; i += 16)
-        for_row_blocks(num_rows, [&]<int M>(int r) {
-          const float* weights = scores + r * kSplitTokens + k0;
-          float* out = split + r * partial_stride + i;
-          if (expand)
-            product<KeysF32, M>(weights, kSplitTokens, page_f32 + i, d, count, k0 > 0, out, partial_stride);
-          else
-            product<Stored, M>(weights, kSplitTokens, values + i, d, count, k0 > 0, out, partial_stride);
-        });
+      if (expand) {
+        expand_page<Stored>(values, count * d, page_f32);
+        products<KeysF32>(num_rows, d / 16, scores + k0, kSplitTokens, page_f32, d, 16, count, k0 > 0, split,
+                          partial_stride);
+      } else {
+        products<Stored>(num_rows, d / 16, scores + k0, kSplitTokens, values, d, 16, count, k0 > 0, split,
+                         partial_stride);
+      }
     }
     for (int r = 0; r < num_rows; ++r) fold(partial(running, r), partial(split, r), d);
   }

@@ -105,8 +105,8 @@ struct F32 {
 
 // acc[t][m] = tile t times row m, for T neighbouring tiles: several tiles at once give a single row enough independent chains.
 template <class Format, int T, int M>
-inline void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in, int row,
-                           F32x16 (&out)[T][M]) {
+[[gnu::noinline]] void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in,
+                                      int row, F32x16 (&out)[T][M]) {
   F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after every group
   unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
   for (int g = 0; g < num_groups; ++g)
@@ -138,6 +138,9 @@ inline void linear_block(const Matrix& w, const Activations& in, int row, int ti
   });
 }
 
+// Rows are taken in chunks whose activations stay in the second-level cache while all tiles pass over them.
+constexpr int kRowChunk = 32;
+
 // Calls block.operator()<M>(row) over the rows: as many blocks of kRows as fit, then one smaller.
 template <int M, class Block>
 inline void last_rows(int row, int left, Block&& block) {
@@ -148,11 +151,19 @@ inline void last_rows(int row, int left, Block&& block) {
       last_rows<M - 1>(row, left, block);
   }
 }
+template <int kSize, class Block>
+inline void for_blocks_of(int begin, int end, Block&& block) {
+  int row = begin;
+  for (; row + kSize <= end; row += kSize) block.template operator()<kSize>(row);
+  last_rows<kSize - 1>(row, end - row, block);
+}
 template <class Block>
-inline void for_row_blocks(int rows, Block&& block) {
-  int row = 0;
-  for (; row + kRows <= rows; row += kRows) block.template operator()<kRows>(row);
-  last_rows<kRows - 1>(row, rows - row, block);
+inline void for_row_blocks(int begin, int end, Block&& block) {
+  for_blocks_of<kRows>(begin, end, block);
+}
+template <class Chunk>
+inline void for_row_chunks(int rows, Chunk&& chunk) {
+  for (int row = 0; row < rows; row += kRowChunk) chunk(row, row + kRowChunk < rows ? row + kRowChunk : rows);
 }
 
 template <class Format>
@@ -162,8 +173,10 @@ void linear_of(const Matrix& w, const Activations& in, int rows, int tile_begin,
     if (rows == 1)
       for (; tile + 4 <= tile_end; tile += 4) linear_block<Format, 4, 1>(w, in, 0, tile, to);
   }
-  for (; tile < tile_end; ++tile)
-    for_row_blocks(rows, [&]<int M>(int row) { linear_block<Format, 1, M>(w, in, row, tile, to); });
+  for_row_chunks(rows, [&](int begin, int end) {
+    for (int t = tile; t < tile_end; ++t)
+      for_row_blocks(begin, end, [&]<int M>(int row) { linear_block<Format, 1, M>(w, in, row, t, to); });
+  });
 }
 
 // Calls visit.operator()<Format>() with the type that reads the matrix.
@@ -192,31 +205,33 @@ void linear(const Matrix& w, const Activations& in, int rows, int tile_begin, in
 template <class Gate, class Up>
 void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
                 float* y, int y_stride, const Activations& out) {
-  for (int unit = unit_begin; unit < unit_end; ++unit) {
-    for_row_blocks(rows, [&]<int M>(int row) {
-      F32x16 h[2][M];
-      for (int t = 0; t < 2; ++t) {
-        const int tile = 2 * unit + t;
-        if (tile >= gate.num_tiles) {
-          unroll<M>([&](auto m) PL_INLINE { h[t][m] = zero_f32(); });
-          continue;
+  for_row_chunks(rows, [&](int begin, int end) {
+    for (int unit = unit_begin; unit < unit_end; ++unit) {
+      for_row_blocks(begin, end, [&]<int M>(int row) {
+        F32x16 h[2][M];
+        for (int t = 0; t < 2; ++t) {
+          const int tile = 2 * unit + t;
+          if (tile >= gate.num_tiles) {
+            unroll<M>([&](auto m) PL_INLINE { h[t][m] = zero_f32(); });
+            continue;
+          }
+          F32x16 g[1][M], u[1][M];
+          multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in,
+                                     row, g);
+          multiply_tiles<Up, 1, M>(up.data + static_cast<size_t>(tile) * up.tile_bytes, 0, up.num_groups, in, row, u);
+          unroll<M>([&](auto m) PL_INLINE { h[t][m] = silu(g[0][m]) * u[0][m]; });
         }
-        F32x16 g[1][M], u[1][M];
-        multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in, row,
-                                   g);
-        multiply_tiles<Up, 1, M>(up.data + static_cast<size_t>(tile) * up.tile_bytes, 0, up.num_groups, in, row, u);
-        unroll<M>([&](auto m) PL_INLINE { h[t][m] = silu(g[0][m]) * u[0][m]; });
-      }
-      unroll<M>([&](auto m) PL_INLINE {
-        if (y != nullptr) {
-          float* to = y + static_cast<size_t>(row + m) * static_cast<size_t>(y_stride) + unit * 32;
-          store(to, h[0][m]);
-          store(to + 16, h[1][m]);
-        }
-        if (out.q != nullptr) quantise_group(h[0][m], h[1][m], unit, row + m, out);
+        unroll<M>([&](auto m) PL_INLINE {
+          if (y != nullptr) {
+            float* to = y + static_cast<size_t>(row + m) * static_cast<size_t>(y_stride) + unit * 32;
+            store(to, h[0][m]);
+            store(to + 16, h[1][m]);
+          }
+          if (out.q != nullptr) quantise_group(h[0][m], h[1][m], unit, row + m, out);
+        });
       });
-    });
-  }
+    }
+  });
 }
 
 // silu(gate) * up for rows [row_begin, row_end); `size` values, readable up to the next multiple of 32.

@@ -6,6 +6,11 @@
 #include "program/program.h"
 
 namespace paceline {
+namespace {
+
+constexpr size_t kHugeFrom = size_t{64} << 20;
+
+}  // namespace
 
 Region::Region(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
@@ -14,6 +19,10 @@ Region::Region(size_t bytes) : bytes_(bytes) {
     data_ = nullptr;
     throw std::bad_alloc();
   }
+#ifdef MADV_HUGEPAGE
+  // A refusal only costs speed. Small regions would be resident beyond what they need.
+  if (bytes >= kHugeFrom) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
 }
 
 Region::~Region() {
