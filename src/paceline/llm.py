@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import threading
 import time
 import weakref
@@ -43,6 +45,19 @@ class Template(Protocol):
     def render(self, messages: Messages, add_generation_prompt: bool = True) -> str: ...
 
 
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A vocabulary is a hundred thousand new objects, none of them garbage: looking for cycles among them costs a quarter
+    of the load."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class LLM:
     """A loaded model. May be used from several threads and from asyncio at once: all calls share the batch.
 
@@ -69,12 +84,15 @@ class LLM:
         **config_fields: Any,
     ) -> None:
         start = time.perf_counter()
-        config = _with_fields(config or EngineConfig(), config_fields)
         if executor not in ("native", "reference"):
             raise ParameterError("executor", executor, "native or reference")
-        # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
-        from concurrent.futures import ThreadPoolExecutor
+        with _no_garbage_collection():
+            self._load(model, _with_fields(config or EngineConfig(), config_fields), executor)
+        self.load_s = time.perf_counter() - start
 
+    def _load(self, model: str, config: EngineConfig, executor: str) -> None:
+        """Everything from the name of a model to a running engine."""
+        # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
         from paceline.text.chat import load_chat_template
         from paceline.text.tokenizer import load_tokenizer
         from paceline.weights.catalog import resolve_model
@@ -97,21 +115,19 @@ class LLM:
             kv_memory_bytes=config.kv_memory_bytes,
         )
         config = dataclasses.replace(config, context_length=context_length, kv_memory_bytes=memory.kv_bytes)
-        with ThreadPoolExecutor(
-            1
-        ) as pool:  # weights and tokenizer load side by side: both leave the GIL most of the time
-            tokenizer = pool.submit(load_tokenizer, checkpoint)
-            loaded: Executor
-            if executor == "native":
-                from paceline.executors.native import NativeExecutor
+        # One after the other: side by side, the packer waits for the interpreter's lock after each of its many calls,
+        # and both together take twice as long.
+        tokenizer = load_tokenizer(checkpoint)
+        loaded: Executor
+        if executor == "native":
+            from paceline.executors.native import NativeExecutor
 
-                loaded = NativeExecutor.load(checkpoint, config)
-            else:
-                from paceline.executors.reference import ReferenceExecutor
+            loaded = NativeExecutor.load(checkpoint, config)
+        else:
+            from paceline.executors.reference import ReferenceExecutor
 
-                loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
-            self._assemble(loaded, tokenizer.result(), config, load_chat_template(checkpoint), memory)
-        self.load_s = time.perf_counter() - start
+            loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
+        self._assemble(loaded, tokenizer, config, load_chat_template(checkpoint), memory)
 
     @classmethod
     def from_parts(
