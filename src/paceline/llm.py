@@ -47,8 +47,8 @@ class Template(Protocol):
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A vocabulary is a hundred thousand new objects, none of them garbage: looking for cycles among them costs a quarter
-    of the load."""
+    """A vocabulary is a hundred thousand new objects, none of them garbage: looking for cycles among them costs a
+    quarter of the load."""
     enabled = gc.isenabled()
     gc.disable()
     try:
