@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from paceline.config import KV_FORMATS, WEIGHT_FORMATS, EngineConfig, ModelConfig
 from paceline.errors import PacelineError
 from paceline.executors.base import Executor, StepPlan
-from paceline.executors.weights import head_format
 from paceline.kv.layout import KVLayout, pages_for
 from paceline.machine import detect_machine
 from paceline.measure.record import environment
@@ -168,7 +167,10 @@ def paceline_logits(checkpoint: Checkpoint, args: argparse.Namespace, windows: T
         from paceline.executors.reference import ReferenceExecutor
 
         executor = ReferenceExecutor.load(checkpoint, config, num_pages=pages_for(args.window))
-    return executor_logits(executor, windows), {**executor.path(), "head": head_format(config)}
+    return executor_logits(executor, windows), {
+        **executor.path(),
+        "head": config.weights_of("output.weight", tied_embeddings=True),
+    }
 
 
 def llama_cpp_logits(path: Path, windows: Tokens, num_threads: int | None) -> tuple[Logits, dict[str, Any]]:

@@ -156,7 +156,10 @@ struct BoundProgram {
 
   void results(const OutArray<int32_t>& tokens, const OutArray<uint32_t>& status,
                const OutArray<float>& logprobs) const {
-    for (size_t i = 0; i < static_cast<size_t>(step.num_outputs); ++i) {
+    const size_t outputs = static_cast<size_t>(step.num_outputs);
+    if (tokens.size() < outputs || status.size() < outputs || logprobs.size() < outputs)
+      throw std::invalid_argument("results: arrays have a length below the outputs of the step");
+    for (size_t i = 0; i < outputs; ++i) {
       tokens.data()[i] = sampled[i].token;
       status.data()[i] = sampled[i].status;
       logprobs.data()[i] = sampled[i].logprob;

@@ -29,10 +29,17 @@ void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old, int spins
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
-  for (int t = 1; t < num_threads; ++t) threads_.emplace_back([this, t] { work(t); });
+  try {
+    for (int t = 1; t < num_threads; ++t) threads_.emplace_back([this, t] { work(t); });
+  } catch (...) {  // the system gives no more threads: those that run must end before the error goes on
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_ = true;
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();

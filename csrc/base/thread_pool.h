@@ -33,6 +33,7 @@ class ThreadPool {
 
  private:
   void work(int thread);
+  void stop();
 
   const int num_threads_;
   std::vector<std::thread> threads_;

@@ -219,7 +219,7 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
   float* scores = q + num_rows * d;                 // [num_rows][kSplitTokens]
   float* split = scores + num_rows * kSplitTokens;  // [num_rows][d + 16]
   float* running = split + num_rows * partial_stride;
-  float* page_f32 = running + num_rows * partial_stride;  // [2 * 32 * d]: keys, values
+  float* page_f32 = running + num_rows * partial_stride;  // [32 * d]: keys, then values
   // Many rows repay turning a page into floats once; the values are the same either way.
   const bool expand = num_rows > kBlockRows;
 

@@ -12,7 +12,6 @@ namespace {
 template <bool kHasMin>
 struct U4 {
   static constexpr size_t kGroupBytes = 256 + 32 + (kHasMin ? 32 : 0);
-  static constexpr int kTilesTogether(int) { return 1; }
   template <int M>
   [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
                                                        F32x16 (&acc)[M]) {

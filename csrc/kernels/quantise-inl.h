@@ -10,7 +10,10 @@ constexpr float kSmallestMagnitude = 1e-36f;
 // Quantises group g of a row that holds the values a (first 16) and b.
 inline void quantise_group(F32x16 a, F32x16 b, int g, int row, const Activations& out) {
   const int groups = out.q_stride / kActGroup;
-  const float largest = reduce_max(max(abs(a), abs(b)));
+  // As integers, magnitudes compare in the same order, and a NaN is the largest: it ends in the scale and so in the logits,
+  // where the sampler reports it.
+  const I32x16 magnitude = set1(static_cast<int32_t>(0x7fffffff));
+  const float largest = from_bits_scalar(reduce_max(max(bits_of(a) & magnitude, bits_of(b) & magnitude)));
   const bool live = !(largest < kSmallestMagnitude);
   const F32x16 inverse = set1(live ? 127.0f / largest : 0.0f);
   const float scale = live ? largest / 127.0f : 0.0f;

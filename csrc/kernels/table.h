@@ -112,7 +112,7 @@ struct Kernels {
                    int y_stride, const Activations& out);
   void (*rope_write)(const AttentionArgs&, int sequence, int row, int kv_head);
   void (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
-  void (*attention_merge)(const AttentionArgs&, int row, int head, int num_splits_begin, int num_splits_end);
+  void (*attention_merge)(const AttentionArgs&, int row, int head, int split_begin, int split_end);
   void (*sample_row)(const float* logits, int vocab, const SampleRow&, const SampleLists&, SampleOut&, float* scratch);
   // Integer multiply-accumulates of the matrix kernel's innermost instruction, on registers: operations done (2 per multiply-add).
   double (*int8_peak)(int64_t iterations);

@@ -255,7 +255,6 @@ void Program::run_records(int begin, int end) {
 
 void Program::run(const StepInputs& inputs) {
   begin_step(inputs);
-  // Without outputs the pass ends with the last layer: the tail works on outputs only.
   run_records(0, num_records());
 }
 

@@ -115,6 +115,7 @@ inline void store_u16(uint16_t* p, I32x16 a) {  // low halves
 inline void store_i8_saturated(int8_t* p, I32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
 }
+inline I32x16 max(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline F32x16 swap_pairs(F32x16 a) { return {_mm512_permute_ps(a.v, 0xb1)}; }  // lane i takes lane i^1
 
 #elif defined(PL_SIMD_AVX2)
@@ -229,6 +230,7 @@ inline void store_i8_saturated(int8_t* p, I32x16 x) {
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+inline I32x16 max(I32x16 x, I32x16 y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 inline F32x16 swap_pairs(F32x16 x) {
   return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)};
 }  // lane i takes lane i^1
@@ -438,6 +440,10 @@ inline void store_u16(uint16_t* p, I32x16 a) { PL_EACH p[i] = static_cast<uint16
 inline void store_i8_saturated(int8_t* p, I32x16 a) {
   PL_EACH p[i] = static_cast<int8_t>(a.v[i] > 127 ? 127 : a.v[i] < -128 ? -128 : a.v[i]);
 }
+inline I32x16 max(I32x16 a, I32x16 b) {
+  PL_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
 inline F32x16 swap_pairs(F32x16 a) {  // lane i takes lane i^1
   F32x16 r;
   PL_EACH r.v[i] = a.v[i ^ 1];
@@ -521,6 +527,31 @@ inline int32_t reduce_add(I32x16 x) {
   return _mm_cvtsi128_si32(_mm_add_epi32(w, _mm_shuffle_epi32(w, 0xb1)));
 }
 #endif
+
+#ifdef PL_SIMD_SCALAR
+inline int32_t reduce_max(I32x16 a) {
+  int32_t largest = a.v[0];
+  for (int i = 1; i < 16; ++i) largest = largest > a.v[i] ? largest : a.v[i];
+  return largest;
+}
+#else
+inline int32_t reduce_max(I32x16 x) {
+#ifdef PL_SIMD_AVX512
+  const __m256i y = _mm256_max_epi32(_mm512_castsi512_si256(x.v), _mm512_extracti64x4_epi64(x.v, 1));
+#else
+  const __m256i y = _mm256_max_epi32(x.a, x.b);
+#endif
+  const __m128i z = _mm_max_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+  const __m128i w = _mm_max_epi32(z, _mm_shuffle_epi32(z, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(w, _mm_shuffle_epi32(w, 0xb1)));
+}
+#endif
+
+inline float from_bits_scalar(int32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
 
 // Lane i is i.
 inline I32x16 iota() {

@@ -98,7 +98,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine runs. ``None`` means "decide from the machine"; ``resolve`` leaves no None but ``head_bits``.
+    """How an engine runs. ``None`` means "decide from the machine"; ``resolve`` fills in threads and ISA.
 
     ``token_budget`` bounds the rows of one step (so it is the prefill chunk); ``max_batch`` bounds the requests that
     run together.
@@ -126,6 +126,8 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ParameterError(field, value, "a positive number")
+        if self.num_threads is not None and self.num_threads > 1024:
+            raise ParameterError("num_threads", self.num_threads, "at most 1024")
         if not 1 <= self.max_batch <= 1024:
             raise ParameterError("max_batch", self.max_batch, "between 1 and 1024")
         if not self.max_batch <= self.token_budget <= 8192:

@@ -80,7 +80,7 @@ class Terminal:
 @pytest.fixture
 def terminals() -> Iterator[list[Terminal]]:
     """Terminals that are closed at the end."""
-    resolve_model("smollm2-135m")
+    resolve_model("smollm2-135m", download=False)
     opened: list[Terminal] = []
     yield opened
     for terminal in opened:

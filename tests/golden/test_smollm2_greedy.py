@@ -94,7 +94,7 @@ class Model:
 @pytest.fixture(scope="module")
 def model() -> Model:
     torch.set_num_threads(2)
-    checkpoint = open_checkpoint(resolve_model("smollm2-135m"))
+    checkpoint = open_checkpoint(resolve_model("smollm2-135m", download=False))
     assert isinstance(checkpoint, GGUFCheckpoint)
     return Model(checkpoint)
 

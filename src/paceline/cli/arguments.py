@@ -72,7 +72,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--head-bits", choices=WEIGHT_FORMATS, help="the same for the output matrix alone")
     add("--kv", choices=KV_FORMATS, help="format of cached keys and values")
     add("--threads", type=int, metavar="N", help="threads (default: those that the machine and its container allow)")
-    add("--isa", metavar="NAME", help="instruction set: scalar, avx2, avx512_vnni (default: the best there is)")
+    add(
+        "--isa",
+        metavar="NAME",
+        help="instruction set: scalar, avx2, avx2_vnni, avx512_vnni (default: the best there is)",
+    )
     add("--context", type=int, metavar="N", help="tokens a request may reach (default: the model's own limit)")
     add("--max-batch", type=int, metavar="N", help="requests that run together")
     add("--token-budget", type=int, metavar="N", help="tokens computed in one step, so the size of a prefill chunk")

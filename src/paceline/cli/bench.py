@@ -13,6 +13,7 @@ from paceline.cli.arguments import add_engine_arguments, add_model_argument, eng
 from paceline.cli.run import path_text
 from paceline.cli.session import fetch_model, open_model
 from paceline.cli.terminal import Progress, bold, dim
+from paceline.errors import ParameterError
 
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
@@ -27,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One sub-command a workload."""
     workloads = parser.add_subparsers(dest="workload", metavar="WORKLOAD", required=True, parser_class=type(parser))
     decode = _workload(workloads, "decode", "tokens a second of one request while it generates", runs=5)
-    decode.add_argument(
+    start = decode.add_mutually_exclusive_group()
+    start.add_argument(
         "--prompt-tokens", type=positive, default=64, metavar="N", help="tokens in the prompt (default 64)"
     )
     decode.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="tokens generated (default 256)")
-    decode.add_argument(
+    start.add_argument(
         "--depth", type=positive, metavar="N", help="tokens in the cache before it starts, instead of --prompt-tokens"
     )
     prefill = _workload(workloads, "prefill", "prompt tokens a second until the first token", runs=5)
@@ -142,7 +144,12 @@ def _prefill(args: argparse.Namespace) -> Measurement:
 def _batch(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_batch
 
-    config = dataclasses.replace(engine_config(args), max_batch=args.concurrency)
+    if args.max_batch is not None:
+        raise ParameterError("max_batch", args.max_batch, "left out here: --concurrency decides")
+    config = engine_config(args)
+    if args.token_budget is None:
+        config = dataclasses.replace(config, token_budget=max(config.token_budget, args.concurrency))
+    config = dataclasses.replace(config, max_batch=args.concurrency)
     llm, _ = open_model(args.model, config, verbose=args.verbose)
     with llm, Progress("Batches", args.runs + 1) as progress:
         return measure_batch(

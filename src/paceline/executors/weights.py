@@ -55,6 +55,8 @@ class WeightLoader:
         spec = self._graph.weights[name]
         raw = self._check(spec)
         values = dequantize(RawTensor(raw.name, (1, *raw.shape), raw.kind, raw.data))[0]
+        if not np.isfinite(values).all():
+            raise CheckpointError(self._checkpoint.path, "a value is infinite or not a number", tensor=name)
         order = self._rope_order(spec)
         return np.ascontiguousarray(values if order is None else values[order], np.float32)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import ParameterError
 from paceline.measure.prompts import distinct_prompts, prompt_tokens
 from paceline.measure.record import Measurement
 from paceline.measure.roofline import (
@@ -48,6 +49,8 @@ def measure_decode(
 ) -> Measurement:
     """Tokens a second of one request while it generates ``num_new`` tokens after ``num_prompt``: its depth in the
     cache."""
+    if num_new < 2:
+        raise ParameterError("new_tokens", num_new, "at least 2: the first token's time is the prompt's")
     prompt = prompt_tokens(llm.tokenizer, num_prompt)
 
     def one() -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -76,5 +77,12 @@ def prompt_tokens(encoder: Encoder, num_tokens: int, *, offset: int = 0) -> list
 
 
 def distinct_prompts(encoder: Encoder, count: int, num_tokens: int) -> Sequence[list[int]]:
-    """``count`` prompts of ``num_tokens`` tokens that share no common beginning."""
-    return [prompt_tokens(encoder, num_tokens, offset=7 * index) for index in range(count)]
+    """``count`` prompts of ``num_tokens`` tokens, no two with the same beginning: each starts with its number, spelt in
+    tokens, where there is room for it."""
+    vocabulary = sorted(set(prompt_tokens(encoder, 512)))
+    digits = max(1, math.ceil(math.log(max(count, 2), len(vocabulary))))
+    prompts = []
+    for index in range(count):
+        number = [vocabulary[index // len(vocabulary) ** place % len(vocabulary)] for place in range(digits)]
+        prompts.append((number + prompt_tokens(encoder, num_tokens, offset=7 * index))[:num_tokens])
+    return prompts

