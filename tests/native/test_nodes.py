@@ -12,10 +12,12 @@ from token_sequences import engine_config, random_sequences, step_plan
 
 from paceline import _native
 from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.errors import CheckpointError
 from paceline.executors.base import StepPlan
 from paceline.executors.compare import Difference, compare_step
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
+from paceline.sampling.rows import NOT_FINITE
 from paceline.weights.raw import BLOCK_KINDS
 
 ISAS = _native.isas()
@@ -273,3 +275,39 @@ def test_outliers_are_no_difference(tensor: str) -> None:
     raw = checkpoint.tensors[tensor]
     at = 3 * (raw.data.size // raw.shape[0]) + 1
     assert_agrees(changed(checkpoint, tensor, at, raw.data[at] ^ 0x44))
+
+
+@pytest.mark.parametrize("tensor", ["blk.1.attn_norm.weight", "output_norm.weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_is_refused_at_load(tensor: str, value: float) -> None:
+    checkpoint = tiny_checkpoint(tiny_config())
+    data = checkpoint.tensors[tensor].data.copy()
+    data.view(np.float32)[5] = value
+    broken = replace(checkpoint, tensors={**checkpoint.tensors, tensor: replace(checkpoint.tensors[tensor], data=data)})
+    with pytest.raises(CheckpointError, match=f"{tensor}.*not a number"):
+        NativeExecutor.load(broken, engine_config(checkpoint.config, num_pages=2, rows=16))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("lane", [0, 15, 16, 31])
+def test_an_activation_that_is_not_a_number_ends_as_a_status(isa: str, lane: int) -> None:
+    """Rounding to int8 must not turn it into a number: it has to reach the sampler, which reports it."""
+    checkpoint = tiny_checkpoint(tiny_config(), "Q4_1")
+    native = NativeExecutor.load(checkpoint, replace(engine_config(checkpoint.config, num_pages=2, rows=16), isa=isa))
+    (sequence,) = random_sequences([4], checkpoint.config.vocab_size)
+    plan = step_plan([sequence.part(0, 4)])
+    native.run(plan)
+    x = native.lowered.places["x"].buffer
+    native.set_step(
+        plan, np.zeros((len(plan.logit_rows), 0), np.int32), np.zeros((len(plan.logit_rows), 0), np.float32)
+    )
+    native.program.begin_step()
+    embedded = native.lowered.made_by["x"] + 1
+    native.program.run_records(0, embedded)
+    native.program.buffer(x, 4)[3, lane] = np.nan
+    native.program.run_records(embedded, native.program.num_records)
+    count = len(plan.logit_rows)
+    tokens, status, logprobs = np.zeros(count, np.int32), np.zeros(count, np.uint32), np.zeros(count, np.float32)
+    native.program.results(tokens, status, logprobs)
+    assert status[-1] == NOT_FINITE
+    assert tokens[-1] == -1

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
@@ -227,10 +228,15 @@ def test_calls_from_threads_share_the_batch(gated: tuple[LLM, GatedExecutor]) ->
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_interrupt_aborts_and_leaves_the_llm_usable(gated: tuple[LLM, GatedExecutor], streaming: bool) -> None:
+def test_an_interrupt_aborts_and_leaves_the_llm_usable(
+    gated: tuple[LLM, GatedExecutor], streaming: bool, request: pytest.FixtureRequest
+) -> None:
     llm, executor = gated
     main_thread = threading.main_thread().ident
     assert main_thread is not None
+    # A shell that runs the tests in the background has them ignore interrupts.
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         assert executor.entered.wait(60)

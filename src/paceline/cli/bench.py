@@ -144,10 +144,10 @@ def _prefill(args: argparse.Namespace) -> Measurement:
 def _batch(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_batch
 
-    if args.max_batch is not None:
+    if hasattr(args, "max_batch"):
         raise ParameterError("max_batch", args.max_batch, "left out here: --concurrency decides")
     config = engine_config(args)
-    if args.token_budget is None:
+    if not hasattr(args, "token_budget"):
         config = dataclasses.replace(config, token_budget=max(config.token_budget, args.concurrency))
     config = dataclasses.replace(config, max_batch=args.concurrency)
     llm, _ = open_model(args.model, config, verbose=args.verbose)
