@@ -86,7 +86,7 @@ $(DEV_TOOLS): | $(RUNTIME)
 # Not editable: what is tested and run is what a wheel would hold. The build folder stays, so only what changed is compiled.
 # Ninja goes by times alone: a file whose content differs from the last build is touched, or an older one put back would go unseen.
 $(INSTALLED): | $(RUNTIME)
-	@echo "Building and installing Paceline"
+	@echo "Building and installing Paceline (a few minutes the first time)"
 	@rm -f $(VENV)/installed-*
 	@mkdir -p build && touch build/sources
 	@cksum $(SOURCES) | LC_ALL=C sort >build/sources.new

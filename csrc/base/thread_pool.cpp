@@ -61,7 +61,8 @@ void ThreadPool::barrier() {
   const uint32_t generation = generation_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(generation + 1, std::memory_order_release);
+    // Sequentially consistent: the notification must not look for sleepers before the new value can be seen.
+    generation_.store(generation + 1, std::memory_order_seq_cst);
     generation_.notify_all();
     return;
   }

@@ -122,14 +122,12 @@ class EngineConfig:
             raise ParameterError("head_bits", self.head_bits, f"one of {', '.join(WEIGHT_FORMATS)}")
         if self.kv_dtype not in KV_FORMATS:
             raise ParameterError("kv_dtype", self.kv_dtype, f"one of {', '.join(KV_FORMATS)}")
-        for field in ("context_length", "kv_memory_bytes", "num_threads"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ParameterError(field, value, "a positive number")
-        if self.num_threads is not None and self.num_threads > 1024:
-            raise ParameterError("num_threads", self.num_threads, "at most 1024")
-        if not 1 <= self.max_batch <= 1024:
-            raise ParameterError("max_batch", self.max_batch, "between 1 and 1024")
+        _check_integer("context_length", self.context_length, 1, 2**30, optional=True)
+        _check_integer("kv_memory_bytes", self.kv_memory_bytes, 1, 2**62, optional=True)
+        _check_integer("num_threads", self.num_threads, 1, 1024, optional=True)
+        _check_integer("max_batch", self.max_batch, 1, 1024)
+        _check_integer("token_budget", self.token_budget, 1, 8192)
+        _check_integer("seed", self.seed, 0, 2**64 - 1)
         if not self.max_batch <= self.token_budget <= 8192:
             raise ParameterError("token_budget", self.token_budget, f"between max_batch ({self.max_batch}) and 8192")
 
@@ -155,3 +153,10 @@ class EngineConfig:
     def resolve(self, machine: Machine) -> EngineConfig:
         """A copy in which threads and ISA are those of ``machine`` wherever they were left open."""
         return replace(self, num_threads=self.num_threads or machine.num_threads, isa=self.isa or machine.isa)
+
+
+def _check_integer(field: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ParameterError(field, value, f"a whole number between {low} and {high}")

@@ -206,7 +206,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> DeltaStream:
         """The pieces of the answer to a prompt as they come. Closing or dropping the iterator aborts the request."""
-        return DeltaStream(self._runner, self._requests(prompt, params or SamplingParams(), streaming=True))
+        return DeltaStream(self._runner, self._requests(prompt, params or SamplingParams(), streaming=True), owner=self)
 
     @overload
     def chat(
@@ -330,6 +330,10 @@ class LLM:
 
     def _requests(self, prompt: Prompt, params: SamplingParams, *, streaming: bool = False) -> list[Request]:
         """The ``params.n`` requests of one prompt; their draws share a seed and differ by choice."""
+        if not isinstance(params, SamplingParams):
+            raise ParameterError("params", params, "SamplingParams")
+        if not _is_list_like(prompt):
+            raise ParameterError("prompt", prompt, "text, or a list of token ids")
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         first = self._engine.make_request(tokens, params, streaming=streaming)
         seed = params.seed if params.seed is not None else mix_seed(self.config.seed, first.request_id)
@@ -343,6 +347,8 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[list[Request]]:
         """The requests of each prompt, all validated before any runs."""
+        if not _is_list_like(prompts):
+            raise ParameterError("prompts", prompts, "text, a list of token ids, or a list of those")
         items: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(items)
@@ -351,6 +357,15 @@ class LLM:
             if len(each) != len(items):
                 raise ParameterError("params", len(each), f"one, or as many as there are prompts ({len(items)})")
         return [self._requests(prompt, one) for prompt, one in zip(items, each, strict=True)]
+
+
+def _is_list_like(value: object) -> bool:
+    """Text, a sequence or an array; not bytes, whose items would pass for token ids, nor a mapping."""
+    return (
+        hasattr(value, "__getitem__")
+        and hasattr(value, "__len__")
+        and not isinstance(value, (bytes, bytearray, Mapping))
+    )
 
 
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:

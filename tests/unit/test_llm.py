@@ -339,3 +339,38 @@ def test_what_an_llm_tells(llm: LLM) -> None:
 def test_the_tokenizer_protocol_is_what_the_engine_uses() -> None:
     tokenizer: TokenText = FakeTokenizer()
     assert tokenizer.vocab_size == 97
+
+
+def test_a_stream_keeps_the_llm_that_nobody_else_holds(gated: tuple[LLM, GatedExecutor]) -> None:
+    llm, executor = gated
+    executor.let_go()
+    expected = llm.generate("abc", FREE).text
+    stream = llm.stream("abc", FREE)
+    assert stream._owner is llm
+    assert "".join(delta.text for delta in stream) == expected
+    assert stream._owner is None, "and lets it go at the end"
+
+
+def test_closing_a_stream_ends_the_thread_that_waits_for_it(gated: tuple[LLM, GatedExecutor]) -> None:
+    llm, executor = gated
+    stream = llm.stream("abc", ENDLESS)
+    reader = threading.Thread(target=lambda: list(stream))
+    reader.start()
+    assert executor.entered.wait(60)
+    stream.close()
+    executor.let_go()
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+@pytest.mark.parametrize("prompts", [b"abc", {"a": 1}, 5, None])
+def test_prompts_that_are_none_are_refused(gated: tuple[LLM, GatedExecutor], prompts: object) -> None:
+    llm, _ = gated
+    with pytest.raises(ParameterError, match="prompts"):
+        llm.generate(prompts)  # type: ignore[call-overload]
+
+
+def test_parameters_of_another_kind_are_refused(gated: tuple[LLM, GatedExecutor]) -> None:
+    llm, _ = gated
+    with pytest.raises(ParameterError, match="SamplingParams"):
+        llm.stream("a", {"max_tokens": 1})  # type: ignore[arg-type]

@@ -145,7 +145,9 @@ def _batch(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_batch
 
     if hasattr(args, "max_batch"):
-        raise ParameterError("max_batch", args.max_batch, "left out here: --concurrency decides")
+        raise ParameterError(
+            "max_batch", args.max_batch, "--concurrency sets it in this benchmark; leave --max-batch out"
+        )
     config = engine_config(args)
     if not hasattr(args, "token_budget"):
         config = dataclasses.replace(config, token_budget=max(config.token_budget, args.concurrency))

@@ -59,12 +59,15 @@ def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 1 failed, 2 wrong usage or an impossible parameter, 130
     interrupted."""
+    # A stream that the caller closed is None.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         _never_fail_to_print(stream)
     line = sys.argv[1:] if arguments is None else arguments
-    # Only what runs is imported: the first token must not wait for the benchmarks.
-    args = build_parser(line[:1] if line and line[0] in COMMANDS else COMMANDS).parse_args(line)
     try:
+        # Only what runs is imported: the first token must not wait for the benchmarks.
+        args = build_parser(line[:1] if line and line[0] in COMMANDS else COMMANDS).parse_args(line)
         status: int = args.execute(args)
         sys.stdout.flush()
     except KeyboardInterrupt:

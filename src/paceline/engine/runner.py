@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -24,6 +25,7 @@ class EngineRunner:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._process = os.getpid()
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._sinks: dict[Request, Sink] = {}
         self._lock = (
@@ -35,6 +37,10 @@ class EngineRunner:
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Queues requests, all before the same step; ``sink`` gets each one's updates, the last with a completion."""
+        if os.getpid() != self._process:
+            raise PacelineError(
+                "this LLM was loaded before a fork; its threads do not exist here: load it in the child"
+            )
         with self._lock:
             if self._broken is not None:
                 raise PacelineError(f"the engine stopped: {self._broken!r}") from self._broken

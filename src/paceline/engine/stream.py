@@ -35,18 +35,21 @@ class DeltaStream(Iterator[Delta]):
     """The pieces of the answers to one prompt, as they come.
 
     Closing it, leaving its ``with`` block, or dropping it aborts what still runs; so does an interrupt while waiting.
-    An error of a request is raised in place of its last piece.
+    An error of a request is raised in place of its last piece. ``owner`` is kept alive until the stream has ended: an
+    LLM that nobody else holds would otherwise close its engine under it.
     """
 
-    def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
+    def __init__(self, runner: EngineRunner, requests: Sequence[Request], owner: object = None) -> None:
         self._num_open = len(requests)  # set first: an interrupt during submission must abort what was submitted
         self._runner = runner
+        self._owner = owner
         self._requests = requests
         self._updates: SimpleQueue[Update] = SimpleQueue()
         runner.submit(requests, self._updates.put)  # the queue's method, not ours: a dropped stream must be collectable
 
     def __next__(self) -> Delta:
-        if self._num_open == 0:
+        if self._num_open <= 0:
+            self._owner = None
             raise StopIteration
         try:
             update = self._updates.get()
@@ -54,7 +57,8 @@ class DeltaStream(Iterator[Delta]):
             self.close()
             raise
         if update.completion is not None:
-            self._num_open -= 1
+            if self._num_open > 0:  # closed from another thread while this one waited: 0 stays 0
+                self._num_open -= 1
             if update.completion.error is not None:
                 self.close()
                 raise update.completion.error
