@@ -55,15 +55,13 @@ class MemoryPlan:
 
     def table(self) -> str:
         """The plan as lines of text."""
+        pool = format_bytes(self.kv_bytes)
         rows = [
             ("available", format_bytes(self.available_bytes)),
             ("weights", format_bytes(self.weight_bytes)),
             ("workspace", format_bytes(self.workspace_bytes)),
             ("KV per token", format_bytes(self.layout.bytes_per_token)),
-            (
-                "KV pool",
-                f"up to {format_bytes(self.kv_bytes)}, taken as it fills, in {self.num_pages:,} pages of {PAGE_TOKENS} tokens",
-            ),
+            ("KV pool", f"up to {pool}, taken as it fills, in {self.num_pages:,} pages of {PAGE_TOKENS} tokens"),
             ("tokens that fit", f"{self.num_tokens:,}"),
         ]
         width = max(len(name) for name, _ in rows)
