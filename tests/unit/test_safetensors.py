@@ -310,6 +310,12 @@ def test_unsupported_features_are_named(tmp_path: Path, changes: dict[str, Any],
     assert "config.json" in str(caught.value)
 
 
+def test_json_too_deep_to_read_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"config\.json: is not JSON"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -319,6 +325,8 @@ def test_unsupported_features_are_named(tmp_path: Path, changes: dict[str, Any],
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
+        ({"rope_scaling": 5}, "rope scaling is 5"),
+        ({"rope_parameters": [1]}, "rope scaling is [1]"),
     ],
 )
 def test_impossible_values_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

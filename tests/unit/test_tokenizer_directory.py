@@ -113,3 +113,10 @@ def test_directories_that_cannot_be_loaded(tmp_path: Path) -> None:
     backend.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedError, match="decoder is WordPiece"):
         load_directory(write_directory(tmp_path, backend))
+
+
+@pytest.mark.parametrize("ids", ["x", [["a"]], True, 1.5])
+def test_end_tokens_that_are_no_ids_are_reported(tmp_path: Path, ids: Any) -> None:
+    backend = Backend(WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    with pytest.raises(CheckpointError, match="eos_token_id is"):
+        load_directory(write_directory(tmp_path, backend, config={"eos_token_id": ids}))

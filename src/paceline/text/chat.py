@@ -52,7 +52,15 @@ class ChatTemplate:
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._tokens
             )
         # What an expression in a template can raise on values it does not expect.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ParameterError("messages", roles, f"the chat template says: {error}") from error
 
     @cached_property
@@ -103,7 +111,10 @@ def _from_directory(directory: Path) -> tuple[str | None, dict[str, str]]:
         return file.read_text("utf-8"), tokens
     source = settings.get("chat_template")
     if isinstance(source, list):  # several named templates
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        named = [entry for entry in source if isinstance(entry, Mapping)]
+        source = {entry.get("name"): entry.get("template") for entry in named}.get("default")
+    if source is not None and not isinstance(source, str):
+        raise CheckpointError(directory / "tokenizer_config.json", "chat_template is neither text nor named texts")
     return source, tokens
 
 

@@ -57,7 +57,10 @@ def _declared_end_ids(directory: Path) -> list[int | None]:
     for name in ("generation_config.json", "config.json"):
         value = read_optional_json(directory / name).get("eos_token_id")
         if value is not None:
-            return list(value) if isinstance(value, list) else [value]
+            ids = value if isinstance(value, list) else [value]
+            if any(isinstance(i, bool) or not isinstance(i, int | None) for i in ids):
+                raise CheckpointError(directory / name, f"eos_token_id is {value!r}, expected one or several token ids")
+            return list(ids)
     return []
 
 

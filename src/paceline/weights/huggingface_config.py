@@ -132,6 +132,8 @@ def _sliding_window(keys: _Keys, class_name: str, num_layers: int) -> int | None
 def _rope(keys: _Keys, head_dim: int) -> RopeConfig:
     """Reads both styles: ``rope_parameters`` (Transformers 5) and ``rope_scaling`` beside ``rope_theta``."""
     values: Mapping[str, Any] = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
+        raise CheckpointError(keys.path, f"rope scaling is {values!r}, expected an object")
     rope = _Keys(keys.path, values, {"rope_theta": keys.get("rope_theta")})
     theta = rope.number("rope_theta", 10000.0)
     if rope.get("partial_rotary_factor", keys.get("partial_rotary_factor", 1.0)) != 1.0:

@@ -117,7 +117,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(path, "is not a JSON object")
