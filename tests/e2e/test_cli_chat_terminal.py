@@ -121,7 +121,7 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(terminals: list[Terminal]) -> No
     terminal = Terminal()
     terminals.append(terminal)
     terminal.wait_for("> ")
-    # Only once the line editor has answered is it sure to wait: CPython loses an interrupt that comes just before it does.
+    # Only after an echo does the line editor surely wait: CPython loses an interrupt that comes just before.
     terminal.type("half a line")
     terminal.wait_for("half a line")
     terminal.press_until(CTRL_C, "/exit leaves")
