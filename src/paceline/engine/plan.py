@@ -55,7 +55,7 @@ class PlanBuilder:
         if self._last is not None and requests == self._last_requests and self._kv.num_changes == self._last_changes:
             return self._move_on(self._last, requests)
         slots = [request.slot or 0 for request in requests]  # never None here; mypy cannot know
-        plain = all(request.counts is None and request.bias is None and request.banned is None for request in requests)
+        plain = all(request.is_plain for request in requests)
         num_rows = sum([request.num_scheduled for request in requests])
         if num_rows == len(requests) and all(request.num_outputs == 1 for request in requests):
             samples = self._build_decodes(requests, slots, plain)

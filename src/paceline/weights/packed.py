@@ -61,10 +61,6 @@ class PackedFormat:
         """Bytes of a whole matrix."""
         return -(-num_outputs // TILE) * self.tile_bytes(num_inputs)
 
-    def bits_per_weight(self) -> float:
-        """Bits read per weight, scales included."""
-        return 8 * self.group_bytes / (TILE * self.group_inputs)
-
     def __str__(self) -> str:
         return self.kind + (f"g{self.group}" if self.group else "") + ("m" if self.has_min else "")
 
