@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.errors import ParameterError
 
 WeightFormat = Literal["native", "bf16", "int8", "int4"]
-KVFormat = Literal["f16", "bf16"]
+KVFormat = Literal["f16", "bf16", "f32", "int8"]
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("native", "bf16", "int8", "int4")
-KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16")
+KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16", "f32", "int8")
 
 PAGE_TOKENS = 32
 """Tokens in one page of the KV cache: two blocks of 16, the number of lanes in the attention kernel."""
@@ -101,7 +102,11 @@ class EngineConfig:
     """How an engine runs. ``None`` means "decide from the machine"; ``resolve`` fills in threads and ISA.
 
     ``token_budget`` bounds the rows of one step (so it is the prefill chunk); ``max_batch`` bounds the requests that
-    run together.
+    run together; ``max_queue`` bounds those that wait (None: no bound). ``max_gap_ms`` bounds the time between two
+    tokens of a running request while others prefill: their chunks are made small enough for it (None: no bound).
+
+    ``prefix_cache`` keeps the keys and values of finished requests for later ones that begin with the same tokens.
+    ``kv_dir`` keeps them on disk as well, in at most ``kv_dir_bytes``, so that they outlive the program.
     """
 
     weights: WeightFormat = "native"
@@ -114,6 +119,11 @@ class EngineConfig:
     num_threads: int | None = None
     isa: str | None = None
     seed: int = 0
+    prefix_cache: bool = True
+    kv_dir: str | None = None
+    kv_dir_bytes: int = 4 * 2**30
+    max_queue: int | None = None
+    max_gap_ms: float | None = 100.0
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHT_FORMATS:
@@ -128,6 +138,15 @@ class EngineConfig:
         _check_integer("max_batch", self.max_batch, 1, 1024)
         _check_integer("token_budget", self.token_budget, 1, 8192)
         _check_integer("seed", self.seed, 0, 2**64 - 1)
+        _check_integer("kv_dir_bytes", self.kv_dir_bytes, 1, 2**62)
+        _check_integer("max_queue", self.max_queue, 1, 2**30, optional=True)
+        gap = self.max_gap_ms
+        if gap is not None and not (isinstance(gap, (int, float)) and not isinstance(gap, bool) and 0 < gap < math.inf):
+            raise ParameterError("max_gap_ms", gap, "a number of milliseconds above 0")
+        if not isinstance(self.prefix_cache, bool):
+            raise ParameterError("prefix_cache", self.prefix_cache, "True or False")
+        if self.kv_dir is not None and not self.prefix_cache:
+            raise ParameterError("kv_dir", self.kv_dir, "None without prefix_cache: it is the cache that it keeps")
         if not self.max_batch <= self.token_budget <= 8192:
             raise ParameterError("token_budget", self.token_budget, f"between max_batch ({self.max_batch}) and 8192")
 

@@ -67,6 +67,7 @@ class FakeExecutor:
         self.fail_when = fail_when
         self.log: list[tuple[int, int, int]] = []
         self._pages = np.full((num_pages, PAGE_TOKENS), -1, np.int64)
+        self.pages = self._pages.view(np.uint8)
         self._logits = np.zeros((0, self.model.vocab_size), np.float32)
 
     def run(self, plan: StepPlan) -> StepResult:

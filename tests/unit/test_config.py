@@ -15,7 +15,7 @@ from paceline.errors import ParameterError
     [
         ("weights", "int3"),
         ("head_bits", "f32"),
-        ("kv_dtype", "int8"),
+        ("kv_dtype", "int4"),
         ("context_length", 0),
         ("kv_memory_bytes", -1),
         ("num_threads", 0),

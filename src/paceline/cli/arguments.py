@@ -22,6 +22,11 @@ ENGINE_FIELDS = {
     "max_batch": "max_batch",
     "token_budget": "token_budget",
     "kv_memory": "kv_memory_bytes",
+    "prefix_cache": "prefix_cache",
+    "kv_dir": "kv_dir",
+    "kv_dir_size": "kv_dir_bytes",
+    "max_queue": "max_queue",
+    "max_gap_ms": "max_gap_ms",
 }
 """Flag (as its attribute) -> field of ``EngineConfig``."""
 
@@ -81,6 +86,21 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-batch", type=int, metavar="N", help="requests that run together")
     add("--token-budget", type=int, metavar="N", help="tokens computed in one step, so the size of a prefill chunk")
     add("--kv-memory", type=byte_size, metavar="SIZE", help="memory for cached keys and values, such as 512M or 2G")
+    add(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt whole, also where it begins like an earlier one",
+    )
+    add("--kv-dir", metavar="DIR", help="keep the prefix cache in DIR, across restarts")
+    add("--kv-dir-size", type=byte_size, metavar="SIZE", help="most that it may take there (default 4G)")
+    add("--max-queue", type=int, metavar="N", help="most requests that may wait (default: no limit)")
+    add(
+        "--max-gap-ms",
+        type=float,
+        metavar="MS",
+        help="longest gap between the tokens of an answer while other prompts are read (default 100)",
+    )
     group.add_argument("--verbose", action="store_true", help="print where the memory goes, on standard error")
 
 

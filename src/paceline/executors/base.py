@@ -52,6 +52,9 @@ class Executor(Protocol):
     num_pages: int
     max_rows: int
     max_outputs: int
+    pages: NDArray[np.uint8]
+    """The KV pool [num_pages, page_bytes]: a page's bytes are all that its tokens' keys and values are. Read and write
+    it between steps only."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step, writing the keys and values of its rows into the pages that the plan names."""

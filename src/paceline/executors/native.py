@@ -37,6 +37,7 @@ class NativeExecutor:
         self.num_pages = program.num_pages
         self.max_rows = program.max_rows
         self.max_outputs = program.max_outputs
+        self.pages = program.kv().view(np.uint8)
         self.weight_bytes = weight_bytes
         self._config = config
         self._num_outputs = 0

@@ -83,8 +83,9 @@ class ReferenceExecutor:
         self.num_pages = num_pages
         self.max_rows = config.token_budget
         self.max_outputs = config.max_outputs
-        shape = (model.num_layers, num_pages, model.num_kv_heads, PAGE_TOKENS, model.head_dim)
-        self.kv = KeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), config.kv_dtype)
+        pool = np.zeros((num_pages, 2, model.num_layers, model.num_kv_heads, PAGE_TOKENS, model.head_dim), np.float32)
+        self.pages = pool.reshape(num_pages, -1).view(np.uint8)
+        self.kv = KeyValues(pool[:, 0].swapaxes(0, 1), pool[:, 1].swapaxes(0, 1), config.kv_dtype)
         self._weights = weights
         self._config = config
         self._activations: Literal["int8", "float"] = activations

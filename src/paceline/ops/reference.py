@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import PAGE_TOKENS, ModelConfig, RopeConfig
+from paceline.config import PAGE_TOKENS, KVFormat, ModelConfig, RopeConfig
 from paceline.ops.graph import Node
 
 Table = NDArray[np.float32]
@@ -37,7 +37,7 @@ class KeyValues:
 
     keys: Table
     values: Table
-    format: Literal["f16", "bf16"]
+    format: KVFormat
 
     def round(self, x: Table) -> Table:
         """x as the format holds it; magnitudes beyond the largest finite f16 are stored as that."""
