@@ -96,3 +96,10 @@ class MemoryBudgetError(CapacityError):
 
 class OverloadError(CapacityError):
     """The waiting queue is full; try again later."""
+
+    def __init__(self, num_waiting: int, max_queue: int) -> None:
+        self.num_waiting = num_waiting
+        self.max_queue = max_queue
+        super().__init__(
+            f"{num_waiting} requests wait and the queue holds {max_queue}: try again later, or raise max_queue"
+        )
