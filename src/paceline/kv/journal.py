@@ -1,7 +1,7 @@
 """The append-only list of what a store holds: checksummed, typed, length-prefixed records after a header.
 
 Layout, little-endian: header = magic, 32 bytes that identify the store, crc32. Record = length of the payload (u32),
-kind (u8), payload, crc32 of all of it before. A torn or altered record ends the journal: it and what follows is cut off.
+kind (u8), payload, crc32 of all of it before. A torn or altered record ends the journal; it and what follows goes.
 """
 
 from __future__ import annotations

@@ -116,8 +116,9 @@ class PageStore:
     def put(self, parent: int | None, domain: bytes, tokens: bytes, page: NDArray[np.uint8]) -> int | None:
         """Keeps a page (``page_bytes`` u8, contiguous) after ``parent`` and returns the id of its entry.
 
-        What is here already keeps its id and its bytes. ``tokens`` are its 32 tokens as i32, little-endian; ``domain`` is 32 bytes. None when the parent is gone, when
-        nothing can make room, or when the store has stopped writing.
+        What is here already keeps its id and its bytes. ``tokens`` are the page's 32 tokens as i32, little-endian;
+        ``domain`` is 32 bytes. None when the parent is gone, when nothing can make room, or when the store has stopped
+        writing.
         """
         assert page.shape == (self.page_bytes,)
         assert page.dtype == np.uint8
