@@ -108,8 +108,9 @@ class Entries:
         parent = None if top.parent is None else self._entries.get(top.parent)
         if parent is not None:
             parent.children.discard(entry)
-            # Whoever used the child used its parent.
-            parent.record = replace(parent.record, used=max(parent.record.used, top.used))
+            # Whoever used a page used those before it.
+            used = max(node.record.used for node in (parent, *removed))
+            parent.record = replace(parent.record, used=used)
             self._enqueue(parent)
         return removed
 

@@ -15,7 +15,7 @@ from paceline.errors import CacheDirectoryError, CheckpointError
 HASH_BYTES = 32
 CHUNK_BYTES = 2**20
 
-SETTLED_S = 2.0
+SETTLED_NS = 2 * 10**9
 """A younger file is not remembered: on a coarse clock it could change once more and keep its times."""
 
 
@@ -28,7 +28,8 @@ def model_hash(files: Sequence[Path], memo_path: Path) -> bytes:
     """
     memo = _read_memo(memo_path)
     found = {str(file.resolve()): _identity_and_hash(file, memo.get(str(file.resolve()))) for file in files}
-    settled = {name: entry for name, entry in found.items() if entry[0][-1] < (time.time() - SETTLED_S) * 1e9}
+    latest_ns = time.time_ns() - SETTLED_NS
+    settled = {name: entry for name, entry in found.items() if max(entry[0][3:]) < latest_ns}
     if not settled.items() <= memo.items():
         _write_memo(memo_path, memo | settled)
     state = blake2b(digest_size=HASH_BYTES)
@@ -38,15 +39,14 @@ def model_hash(files: Sequence[Path], memo_path: Path) -> bytes:
 
 
 Entry = tuple[tuple[int, ...], str]
-"""What a file was (device, inode, size, time of its contents, time of its inode, the later one), and its hash."""
+"""What a file was (device, inode, size, times of its contents and of its inode in ns), and its hash."""
 
 
 def _identity_and_hash(file: Path, remembered: Entry | None) -> Entry:
     try:
         with file.open("rb") as stream:
             status = os.fstat(stream.fileno())
-            times = (status.st_mtime_ns, status.st_ctime_ns)
-            identity = (status.st_dev, status.st_ino, status.st_size, *times, max(times))
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if remembered is not None and remembered[0] == identity:
                 return remembered
             state = blake2b(digest_size=HASH_BYTES)
@@ -68,7 +68,7 @@ def _read_memo(path: Path) -> dict[str, Entry]:
         pass
     except OSError as error:
         raise CacheDirectoryError(path.parent, error.strerror or str(error)) from error
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return memo
 
