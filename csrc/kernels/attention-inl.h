@@ -4,7 +4,7 @@
 // Scores have keys as lanes (key pages are stored transposed, [head_dim][16 tokens]), outputs have components as lanes; both are the same
 // small product, out[row][16 lanes] = sum over i of a[row][i] * b[i][16 lanes], i in order. A split covers keys [128 s, 128 (s+1)) of the
 // sequence whatever the batch looks like, and splits are folded left to right, so a row's bits do not depend on who computed them.
-// The query rows that read the same KV head (all heads of its group, several tokens of a prompt) share each load.
+// The query rows that read the same KV head (all heads of its group, several tokens of a prompt, sequences over one prefix) share each load.
 
 namespace paceline::PL_ISA {
 namespace {

@@ -11,6 +11,8 @@ constexpr int kSplitPages = kSplitTokens / kPageTokens;
 constexpr int kUnitsAThread = 16;
 // What reading a split costs, in (token, head) pairs that could be computed meanwhile.
 constexpr int kReadCost = 4;
+// Partials that are written, read and folded apart in the time of one such pair over a split.
+constexpr int kPartialsAPair = 16;
 // 32 rows behind a common prefix may have 8,000 tokens of their own each.
 constexpr int kSlots = 2048;
 
@@ -124,8 +126,7 @@ int AttentionPlan::common_end(Range run) const {
   return end;
 }
 
-int AttentionPlan::num_units(int rows) const {
-  return divide_up(rows, rows_a_unit_); }
+int AttentionPlan::num_units(int rows) const { return divide_up(rows, rows_a_unit_); }
 
 int AttentionPlan::num_pieces(Range rows, Range splits) const {
   const int rows_of_unit = divide_up(rows.size(), num_units(rows.size()));
@@ -135,24 +136,34 @@ int AttentionPlan::num_pieces(Range rows, Range splits) const {
 
 // A run: sequences of the order each of which shares its first split with the one before it.
 void AttentionPlan::plan_run(const StepInputs& step, Range run) {
-  if (run.size() > 1) {
-    const Range rows = rows_of_run(run);
-    const Range common{sequences_[as_size(run.begin)].splits.begin, common_end(run)};
-    const int first_piece_end = common.part(0, num_pieces(rows, common)).end;
-    int64_t slots = 0;
+  if (run.size() == 1) return plan_alone(step, sequences_[as_size(run.begin)]);
+  const Range rows = rows_of_run(run);
+  const Range common{sequences_[as_size(run.begin)].splits.begin, common_end(run)};
+  const int first_piece_end = common.part(0, num_pieces(rows, common)).end;
+  int64_t slots = 0, reads_saved = 0;
+  for (int i = run.begin; i < run.end; ++i) {
+    const Sequence& s = sequences_[as_size(i)];
+    slots += int64_t{s.rows.size()} * (s.splits.end - first_piece_end + 1);
+    if (i > run.begin) reads_saved += s.shared_end - common.begin;
+  }
+  const bool pays = reads_saved * kReadCost * kPartialsAPair >= slots * shape_.group();
+  if (pays && slots <= num_slots_ - used_slots_ && take_shared_units(rows.size())) {
     for (int i = run.begin; i < run.end; ++i) {
       const Sequence& s = sequences_[as_size(i)];
-      slots += int64_t{s.rows.size()} * (s.splits.end - first_piece_end + 1);
+      give_slots(s.rows, first_piece_end, s.splits.end);
     }
-    if (slots <= num_slots_ - used_slots_ && take_shared_units(rows.size())) {
-      for (int i = run.begin; i < run.end; ++i) {
-        const Sequence& s = sequences_[as_size(i)];
-        give_slots(s.rows, first_piece_end, s.splits.end);
-      }
-      return plan_shared(run, common.begin);
-    }
+    return plan_shared(run, common.begin);
   }
-  for (int i = run.begin; i < run.end; ++i) plan_alone(step, sequences_[as_size(i)]);
+  for (Range inner = inner_run(run, run.begin, common.end); inner.size() > 0;
+       inner = inner_run(run, inner.end, common.end))
+    plan_run(step, inner);
+}
+
+// The sequences of a run from `begin` on that share more than splits up to `end`; one alone if it does not.
+Range AttentionPlan::inner_run(Range run, int begin, int end) const {
+  Range inner{begin, std::min(begin + 1, run.end)};
+  while (inner.end < run.end && sequences_[as_size(inner.end)].shared_end > end) ++inner.end;
+  return inner;
 }
 
 void AttentionPlan::plan_alone(const StepInputs& step, const Sequence& sequence) {
@@ -176,8 +187,7 @@ void AttentionPlan::plan_shared(Range run, int from) {
   add_units(first.index, rows_of_run(run), {from, to},
             from == first.splits.begin ? UnitResult::folded : UnitResult::splits);
   shared_splits_ += (run.size() - 1) * (to - from);
-  for (Range inner{run.begin, run.begin + 1}; inner.begin < run.end; inner = {inner.end, inner.end + 1}) {
-    while (inner.end < run.end && sequences_[as_size(inner.end)].shared_end > to) ++inner.end;
+  for (Range inner = inner_run(run, run.begin, to); inner.size() > 0; inner = inner_run(run, inner.end, to)) {
     if (inner.size() > 1 && take_shared_units(rows_of_run(inner).size())) {
       plan_shared(inner, to);
       continue;

@@ -4,7 +4,8 @@
 // Sequences that continue one prefix name the same pages at the start of their page tables. Ordered by those, they form a tree whose
 // inner nodes are splits that a run of neighbours shares; a node becomes units over the rows of its whole run. What such a unit finds is
 // left as partials that are folded left to right afterwards, so no bit depends on what was shared. By the same mechanism the splits of a
-// row are cut into pieces where whole rows would leave threads without work.
+// row are cut into pieces where whole rows would leave threads without work. What a step shares must repay its partials: two rows that share
+// one split of thirty are read apart.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +53,7 @@ class AttentionPlan {
   void order(const StepInputs& step);
   Range rows_of_run(Range run) const;
   int common_end(Range run) const;
+  Range inner_run(Range run, int begin, int end) const;
   int num_units(int rows) const;
   int num_pieces(Range rows, Range splits) const;
   void plan_run(const StepInputs& step, Range run);
