@@ -13,7 +13,7 @@ constexpr int kUnitsAThread = 16;
 constexpr int kReadCost = 4;
 // Partials that are written, read and folded apart in the time of one such pair over a split.
 constexpr int kPartialsAPair = 16;
-// 32 rows behind a common prefix may have 8,000 tokens of their own each.
+// Slots: 32 rows behind a common prefix may have 8,000 tokens of their own each.
 constexpr int kSlots = 2048;
 
 size_t as_size(int n) { return static_cast<size_t>(n); }
