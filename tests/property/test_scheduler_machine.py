@@ -19,7 +19,7 @@ VOCAB = 31
 
 
 class FlakyExecutor(FakeExecutor):
-    """Fails when told to, before or after it has written anything."""
+    """Fails when told to, half way: what it was to write is garbage then."""
 
     fails = False
 
@@ -27,7 +27,7 @@ class FlakyExecutor(FakeExecutor):
         """One step."""
         if self.fails:
             self.fails = False
-            self._pages[plan.page_table[0, 0]] = -7
+            self._pages[plan.page_table[0, plan.positions[0] // PAGE_TOKENS]] = -7
             raise RuntimeError("told to")
         return super().run(plan)
 
