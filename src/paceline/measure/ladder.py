@@ -117,6 +117,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Technique(f"batch of {BATCH}", batch_of_eight),
     Technique("a question after a long text", after_long_text, starts_anew=True),
     Technique("prefix cache (the text was asked about before)", with_prefix_cache),
+    Technique("int8 KV, with the prefix cache", with_prefix_cache, exact=False, kv_dtype="int8"),
 )
 
 
