@@ -47,7 +47,8 @@ PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class Workload:
-    """``num_requests`` prompts of ``num_prompt`` tokens, ``num_new`` new ones each, ``concurrency`` at a time."""
+    """``num_requests`` prompts of ``num_prompt`` tokens, the first ``num_shared`` the same in all; ``num_new`` new ones
+    each, ``concurrency`` at a time."""
 
     name: str
     kind: Literal["decode", "prefill", "batch", "start"]
@@ -55,11 +56,14 @@ class Workload:
     num_new: int
     num_requests: int = 1
     concurrency: int = 1
+    num_shared: int = 0
 
     def job(self, encoder: Encoder, round_index: int) -> dict[str, Any]:
-        """The job of a round. No two prompts of a workload begin alike, so no engine can have one in a cache."""
+        """The job of a round. No two prompts of a workload begin alike, but for what those of a job share, so no engine
+        can have one in a cache."""
         offsets = [round_index * self.num_requests + index for index in range(self.num_requests)]
-        prompts = [prompt_tokens(encoder, self.num_prompt, offset=offset) for offset in offsets]
+        shared = prompt_tokens(encoder, self.num_shared, offset=round_index)
+        prompts = [shared + prompt_tokens(encoder, self.num_prompt - self.num_shared, offset=at) for at in offsets]
         return {"prompts": prompts, "num_new": self.num_new, "concurrency": self.concurrency}
 
     def figure(self, result: dict[str, Any]) -> float:
@@ -78,6 +82,7 @@ WORKLOADS = (
     Workload("prefill", "prefill", 1024, 1),
     Workload("batch-8", "batch", 128, 128, num_requests=64, concurrency=8),
     Workload("batch-32", "batch", 128, 128, num_requests=64, concurrency=32),
+    Workload("prefix", "batch", 1056, 32, num_requests=32, concurrency=8, num_shared=1024),
     Workload("start", "start", 64, 16),
 )
 
@@ -95,6 +100,7 @@ def smaller(workload: Workload, divisor: int) -> Workload:
         part(workload.num_new, 4),
         part(workload.num_requests, 2),
         part(workload.concurrency, 2),
+        workload.num_shared // divisor,
     )
 
 

@@ -59,16 +59,18 @@ class Paceline:
     def answer(
         self, prompts: Sequence[Sequence[int]], *, num_new: int, concurrency: int, first_token: FirstToken
     ) -> list[int]:
+        from paceline.measure.runs import cold_domain
         from paceline.params import SamplingParams
 
         params = SamplingParams(max_tokens=num_new, ignore_eos=True)
+        domain = cold_domain()  # nothing that another job computed is found; inside one job the prefix cache works
         if len(prompts) > 1:
-            return self._closed_loop(prompts, params, concurrency)
-        completion = self._llm.generate(list(prompts[0]), params)
+            return self._closed_loop(prompts, params, concurrency, domain)
+        completion = self._llm.generate(list(prompts[0]), params, cache_domain=domain)
         first_token(completion.timing.e2e_s - completion.timing.ttft_s)
         return list(completion.token_ids)
 
-    def _closed_loop(self, prompts: Sequence[Sequence[int]], params: Any, concurrency: int) -> list[int]:
+    def _closed_loop(self, prompts: Sequence[Sequence[int]], params: Any, concurrency: int, domain: str) -> list[int]:
         """``concurrency`` clients, each of which sends its next request when its last one is answered."""
         import asyncio
 
@@ -77,7 +79,8 @@ class Paceline:
 
         async def client() -> None:
             for index, prompt in waiting:
-                answers[index] = list((await self._llm.agenerate(list(prompt), params)).token_ids)
+                done = await self._llm.agenerate(list(prompt), params, cache_domain=domain)
+                answers[index] = list(done.token_ids)
 
         async def clients() -> None:
             await asyncio.gather(*(client() for _ in range(concurrency)))
@@ -120,7 +123,7 @@ class LlamaCpp:
         self, prompts: Sequence[Sequence[int]], *, num_new: int, concurrency: int, first_token: FirstToken
     ) -> list[int]:
         """Continuous batching as llama.cpp's server does it: running requests first, then as much of the waiting
-        prompts as a batch takes.
+        prompts as a batch takes. A slot keeps its last sequence, and a request that begins like it computes the rest.
         """
         api = self._api
         slots = min(concurrency, len(prompts))
@@ -131,11 +134,17 @@ class LlamaCpp:
         answers: list[list[int]] = [[] for _ in prompts]
         waiting = list(range(len(prompts)))[::-1]
         running: dict[int, list[int]] = {}  # slot -> [prompt, tokens of it in the cache]
+        kept: list[list[int]] = [[] for _ in range(slots)]
         try:
             while waiting or running:
                 for slot in range(slots):
                     if slot not in running and waiting:
-                        running[slot] = [waiting.pop(), 0]
+                        index = waiting.pop()
+                        cached = common_tokens(kept[slot], prompts[index][:-1])  # the last token's logits are needed
+                        if not api.llama_memory_seq_rm(memory, slot, cached, -1):  # not every model's can be cut
+                            cached = 0
+                            api.llama_memory_seq_rm(memory, slot, -1, -1)
+                        running[slot] = [index, cached]
                 drawn = self._fill(batch, running, prompts, answers)
                 if api.llama_decode(self._context, batch) != 0:
                     raise RuntimeError("llama_decode failed")
@@ -146,7 +155,7 @@ class LlamaCpp:
                         first_token(0.0)
                     if len(answers[index]) == num_new:
                         del running[slot]
-                        api.llama_memory_seq_rm(memory, slot, -1, -1)
+                        kept[slot] = [*prompts[index], *answers[index][:-1]]
         finally:
             api.llama_batch_free(batch)
         return answers[0]
@@ -237,6 +246,12 @@ class Transformers:
                         if len(first_answer) == 1:
                             first_token(0.0)
         return first_answer
+
+
+def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens of both agree from the beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
 
 
 ENGINES: dict[str, Callable[[argparse.Namespace], Engine]] = {

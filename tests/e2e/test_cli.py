@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.measure.ladder import TECHNIQUES
 from paceline.weights.catalog import resolve_model
 
 MODEL = "smollm2-135m"
@@ -157,6 +158,9 @@ def test_interrupt_ends_run_with_130_and_no_traceback() -> None:
         ("decode --new-tokens 8 --depth 200", "decode_tokens_per_s"),
         ("prefill --prompt-tokens 100", "prefill_tokens_per_s"),
         ("batch --requests 4 --concurrency 2 --prompt-tokens 8 --new-tokens 8", "output_tokens_per_s"),
+        ("prefix --requests 3 --prefix-tokens 64 --tail-tokens 8 --new-tokens 4", "prefix_speedup"),
+        ("chat --turns 3 --new-tokens 8", "chat_ttft_share"),
+        ("gap --prompt-tokens 300", "gap_p99_ms"),
         ("verify-cost --max-rows 6", "verify_cost_1_row_ms"),
     ],
 )
@@ -181,13 +185,11 @@ def test_demo_answers_and_its_ladder_agrees() -> None:
     done = paceline("demo", "--new-tokens", "8")
     assert done.returncode == 0, done.stderr
     assert "> Explain" in done.stdout
-    ladder = done.stdout[done.stdout.index("technique  ") :].splitlines()
-    assert [row.split("  ")[0] for row in ladder[2:]] == [
-        "no KV cache (all recomputed each token)",
-        "KV cache",
-        "batch of 8",
-    ]
-    assert [row.split()[-1] for row in ladder[3:]] == ["yes", "yes"]
+    ladder = done.stdout[done.stdout.index("technique  ") :].splitlines()[2:-2]
+    assert [row.split("  ")[0] for row in ladder] == [technique.name for technique in TECHNIQUES]
+    ends = ["yes" if row.endswith("yes") else row.split()[-1][-1] for row in ladder]
+    assert ends[:5] == ["×", "yes", "yes", "×", "yes"]
+    assert ladder[5].endswith(("yes", "of 8, by rounding"))
     assert "\x1b" not in done.stdout
 
 

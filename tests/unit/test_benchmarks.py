@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byte_llm import byte_llm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -285,6 +286,18 @@ def test_prompts_of_a_workload_begin_differently() -> None:
     assert len(set(prompts)) == len(prompts)
 
 
+def test_prompts_of_the_prefix_workload_share_their_beginning_within_a_job_alone() -> None:
+    work = next(work for work in compare.WORKLOADS if work.name == "prefix")
+    for shown, num_shared, num_tail in ((work, 1024, 32), (compare.smaller(work, 16), 64, 2)):
+        jobs = [[tuple(prompt) for prompt in shown.job(Bytes(), index)["prompts"]] for index in range(3)]
+        for prompts in jobs:
+            assert {len(prompt) for prompt in prompts} == {num_shared + num_tail}
+            assert len({prompt[:num_shared] for prompt in prompts}) == 1
+        assert len({prompts[0][:8] for prompts in jobs}) == 3
+    tails = {prompt[1024:] for index in range(3) for prompt in map(tuple, work.job(Bytes(), index)["prompts"])}
+    assert len(tails) == 3 * 32
+
+
 @pytest.mark.parametrize("arguments", [["--engines", "vllm"], ["--workloads", "sing"], ["--runs", "0"]])
 def test_unknown_choices_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
@@ -307,18 +320,23 @@ class FakeLlama:
 
     VOCABULARY = 31
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_cut: bool = True) -> None:
+        self.can_cut = can_cut
         self.sequences: dict[int, list[int]] = {}
         self.rows: dict[int, int] = {}
-        self.largest = 0
+        self.largest = self.num_rows = 0
 
     def llama_get_memory(self, context: Any) -> None: ...
 
     def llama_memory_clear(self, memory: Any, data: bool) -> None:
         self.sequences.clear()
 
-    def llama_memory_seq_rm(self, memory: Any, slot: int, start: int, end: int) -> None:
-        del self.sequences[slot]
+    def llama_memory_seq_rm(self, memory: Any, slot: int, start: int, end: int) -> bool:
+        assert end == -1
+        if start > 0 and not self.can_cut:
+            return False
+        del self.sequences.setdefault(slot, [])[max(0, start) :]
+        return True
 
     def llama_batch_init(self, size: int, embeddings: int, sequences: int) -> argparse.Namespace:
         fields = {name: [0] * size for name in ("token", "pos", "n_seq_id", "logits")}
@@ -328,6 +346,7 @@ class FakeLlama:
 
     def llama_decode(self, context: Any, batch: Any) -> int:
         self.largest = max(self.largest, batch.n_tokens)
+        self.num_rows += batch.n_tokens
         self.rows = {}
         for row in range(batch.n_tokens):
             sequence = self.sequences.setdefault(batch.seq_id[row][0], [])
@@ -363,3 +382,36 @@ def test_llama_cpp_batches_answer_each_prompt(monkeypatch: pytest.MonkeyPatch, c
         assert got == expected[len(turned[0]) :]
         assert len(seen) == 1
     assert fake.largest <= 8
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+def test_llama_cpp_slots_keep_what_the_next_prompt_shares(monkeypatch: pytest.MonkeyPatch, can_cut: bool) -> None:
+    adapter = engines.LlamaCpp.__new__(engines.LlamaCpp)
+    adapter._api = fake = FakeLlama(can_cut=can_cut)
+    adapter._context, adapter._vocab_size = None, FakeLlama.VOCABULARY
+    monkeypatch.setattr(engines.LlamaCpp, "_reserve", lambda self, slots, tokens: None)
+    shared = list(range(40, 60))
+    prompts = [[*shared, 100 + index, 7] for index in range(6)]
+    for first in range(6):  # answers are those of a cache that keeps nothing
+        turned = prompts[first:] + prompts[:first]
+        expected = list(turned[0])
+        for _ in range(3):
+            expected.append(FakeLlama.following(expected))
+        fake.num_rows = 0
+        assert adapter.answer(turned, num_new=3, concurrency=2, first_token=lambda s: None) == expected[22:]
+        # Two slots compute the common part once each; two rows of a prompt and two more tokens are each one's own.
+        assert fake.num_rows == (2 if can_cut else 6) * 20 + 6 * (2 + 2)
+    fake.num_rows = 0
+    adapter.answer([prompts[0], prompts[0]], num_new=1, concurrency=1, first_token=lambda s: None)
+    assert fake.num_rows == 22 + (1 if can_cut else 22), "the last token is computed in any case: its logits are wanted"
+
+
+def test_paceline_finds_nothing_of_another_job() -> None:
+    adapter = engines.Paceline.__new__(engines.Paceline)
+    with byte_llm() as llm:
+        adapter._llm = llm
+        prompts = [[*range(64), 100 + index] for index in range(4)]
+        for _ in range(2):
+            for job in (prompts[:1], prompts):
+                adapter.answer(job, num_new=2, concurrency=2, first_token=lambda s: None)
+        assert llm.stats().cache_saved_tokens == 2 * 3 * 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from byte_llm import VOCAB, byte_llm
@@ -76,15 +77,23 @@ def test_decode_times_every_run_after_a_warm_up(llm: LLM) -> None:
     assert measurement.details == {"prompt_tokens": 10, "new_tokens": 7}
 
 
-def test_prefill_never_sees_a_prompt_twice(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = []
-    generate = load._generate
-    monkeypatch.setattr(
-        load, "_generate", lambda llm, prompt, num_new: prompts.append(tuple(prompt)) or generate(llm, prompt, num_new)
-    )
+@pytest.mark.parametrize(
+    ("measure", "sizes"),
+    [(measure_decode, {"num_new": 3}), (measure_prefill, {}), (measure_batch, {"num_requests": 4, "num_new": 3})],
+)
+def test_no_run_finds_what_another_computed(llm: LLM, measure: Any, sizes: dict[str, int]) -> None:
+    measure(llm, TRAFFIC, num_prompt=70, num_runs=3, probe=probe, **sizes)
+    assert llm.stats().cache_query_tokens == 4 * 70 * sizes.get("num_requests", 1)
+    assert llm.stats().cache_saved_tokens == 0
+    llm.generate([65] * 70)
+    llm.generate([65] * 70)
+    assert llm.stats().cache_saved_tokens >= 69, "the cache is on: it would have been found"
+
+
+def test_prefill_counts_prompt_tokens(llm: LLM) -> None:
     measurement = measure_prefill(llm, TRAFFIC, num_prompt=40, num_runs=3, probe=probe)
     assert len(measurement.runs) == 3
-    assert len(set(prompts)) == 4
+    assert llm.stats().output_tokens == 4
     assert measurement.details == {"prompt_tokens": 40, "chunk_tokens": 32}
 
 

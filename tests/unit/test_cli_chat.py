@@ -46,7 +46,8 @@ def test_a_conversation_is_kept_and_sent_whole(capsys: pytest.CaptureFixture[str
         {"role": "assistant", "content": "Yes."},
     ]
     rendered = len("user: One?\nassistant: Yes.\nuser: Two?\nassistant: ")
-    assert f"{rendered} + 5 tokens" in capsys.readouterr().out
+    cached = len("user: One?\nassistant: Yes.")
+    assert f"{rendered} ({cached} cached) + 5 tokens" in capsys.readouterr().out
 
 
 def test_system_message_stays_when_the_conversation_is_cleared() -> None:

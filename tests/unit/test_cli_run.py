@@ -66,7 +66,12 @@ def test_json_document(opened: dict[str, Any], capsys: pytest.CaptureFixture[str
     assert document["text"] == "Hello there."
     assert document["finish_reason"] == "stop"
     prompt_tokens = len("user: Hi\nassistant: ")
-    assert document["usage"] == {"prompt_tokens": prompt_tokens, "completion_tokens": len("Hello there.") + 1}
+    completion_tokens = len("Hello there.") + 1
+    assert document["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "cached_tokens": 0,
+    }
     assert len(document["token_ids"]) == document["usage"]["completion_tokens"]
     assert set(document["timing"]) == {"load_s", "ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s"}
     assert document["timing"]["load_s"] == 0.25
@@ -76,6 +81,17 @@ def test_json_document(opened: dict[str, Any], capsys: pytest.CaptureFixture[str
     assert all(len(entry["top"]) == 2 for entry in document["logprobs"])
     assert document["prompt_logprobs"][0] is None
     assert len(document["prompt_logprobs"]) == prompt_tokens
+
+
+def test_tokens_found_in_the_cache_are_told(opened: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    llm = byte_llm(text="Hello there.\0")
+    prompt = "user: Hi\nassistant: "
+    first, second = llm.generate(prompt), llm.generate(prompt)
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == len(prompt) - 1
+    assert run.document("m", second, 0.1, {})["usage"]["cached_tokens"] == len(prompt) - 1
+    assert run.figures_line(first, {}).startswith(f"{len(prompt)} + 13 tokens")
+    assert run.figures_line(second, {}).startswith(f"{len(prompt)} ({len(prompt) - 1} cached) + 13 tokens")
 
 
 def test_json_has_no_number_that_json_does_not_know() -> None:
@@ -101,7 +117,7 @@ def test_several_answers(opened: dict[str, Any], capsys: pytest.CaptureFixture[s
 def test_raw_continues_the_prompt_as_it_is(opened: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-p", "Hi", "--raw", "--json", "--max-tokens", "4"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["usage"] == {"prompt_tokens": 2, "completion_tokens": 4}
+    assert document["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "cached_tokens": 0}
     assert document["finish_reason"] == "length"
 
 

@@ -411,6 +411,13 @@ def test_timings_follow_the_definitions() -> None:
     timing = update.completion.timing
     assert (timing.ttft_s, timing.tpot_s, timing.e2e_s) == (3.0, 1.0, 5.0)
     assert (timing.prefill_tokens_per_s, timing.decode_tokens_per_s) == (8 / 2, 1.0)
+    again = engine.make_request([1] * 8, SamplingParams(max_tokens=1))
+    engine.add(again)
+    now[0], run_step_at = 6.0, [8.0]
+    (update,) = run(engine)
+    assert update.completion is not None
+    assert update.completion.num_cached_tokens == 7
+    assert update.completion.timing.prefill_tokens_per_s == 1 / 2, "what was cached was not computed"
 
 
 @pytest.mark.parametrize("status", [1, 2, 3])

@@ -10,7 +10,16 @@ import pytest
 from fake_executor import tiny_model
 
 from paceline.config import EngineConfig, ModelConfig
-from paceline.measure.roofline import Peaks, Traffic, Work, batch_work, decode_work, model_traffic, prefill_work
+from paceline.measure.roofline import (
+    Peaks,
+    Traffic,
+    Work,
+    batch_work,
+    decode_work,
+    model_traffic,
+    prefill_work,
+    shared_prefix_work,
+)
 from paceline.weights.raw import BLOCK_KINDS, RawTensor
 
 TRAFFIC = Traffic(layer_bytes=1000, head_bytes=300, kv_bytes=8, layer_operations=4000, head_operations=900)
@@ -77,16 +86,17 @@ def test_decode_work_equals_the_sum_over_passes() -> None:
     assert work.operations_per_token == 4900
 
 
+@pytest.mark.parametrize("num_cached", [0, 50])
 @pytest.mark.parametrize(("num_tokens", "chunk"), [(1, 8), (8, 8), (9, 8), (64, 16), (100, 7)])
-def test_prefill_work_equals_the_sum_over_chunks(num_tokens: int, chunk: int) -> None:
-    num_bytes, operations, start = 0, 0, 0
-    while start < num_tokens:
-        rows = min(chunk, num_tokens - start)
+def test_prefill_work_equals_the_sum_over_chunks(num_tokens: int, chunk: int, num_cached: int) -> None:
+    num_bytes, operations, start = 0, 0, num_cached
+    while start < num_cached + num_tokens:
+        rows = min(chunk, num_cached + num_tokens - start)
         num_bytes += 1000 + 8 * start
         operations += rows * 4000
         start += rows
     num_bytes, operations = num_bytes + 300, operations + 900
-    work = prefill_work(TRAFFIC, num_tokens=num_tokens, chunk=chunk)
+    work = prefill_work(TRAFFIC, num_tokens=num_tokens, chunk=chunk, num_cached=num_cached)
     assert work.bytes_per_token == pytest.approx(num_bytes / num_tokens)
     assert work.operations_per_token == pytest.approx(operations / num_tokens)
 
@@ -96,6 +106,21 @@ def test_batch_work_adds_the_prompts_operations() -> None:
     alone = decode_work(TRAFFIC, depth=12, num_new=6, num_sequences=4)
     assert work.bytes_per_token == alone.bytes_per_token
     assert work.operations_per_token == 4900 + 4000 * 12 / 6
+
+
+def test_shared_prefix_work_equals_the_sum_over_passes() -> None:
+    num_prefix, num_tail, num_new, num_requests, concurrency = 64, 5, 6, 8, 4
+    num_bytes, num_outputs, operations = 0.0, 0, num_prefix * 4000
+    for _ in range(num_requests // concurrency):
+        operations += concurrency * num_tail * 4000
+        for step in range(num_new):
+            num_bytes += 1000 + 300 + 8 * (num_prefix + concurrency * (num_tail + step + 0.5))
+            operations += concurrency * (4000 + 900)
+            num_outputs += concurrency
+    sizes = {"num_prefix": num_prefix, "num_tail": num_tail, "num_new": num_new}
+    work = shared_prefix_work(TRAFFIC, **sizes, num_requests=num_requests, concurrency=concurrency)
+    assert work.bytes_per_token == pytest.approx(num_bytes / num_outputs)
+    assert work.operations_per_token == pytest.approx(operations / num_outputs)
 
 
 def test_the_slower_of_memory_and_arithmetic_limits() -> None:

@@ -1,4 +1,5 @@
-"""Measures this machine: decode, prefill, batch, verify-cost; each figure comes with the machine's limit."""
+"""Measures this machine: decode, prefill, batch, prefix, chat, gap, verify-cost; each figure comes with the machine's
+limit."""
 
 from __future__ import annotations
 
@@ -17,11 +18,20 @@ from paceline.errors import ParameterError
 
 if TYPE_CHECKING:
     from paceline.config import EngineConfig
+    from paceline.llm import LLM
     from paceline.measure.record import Measurement
     from paceline.measure.roofline import Traffic
 
 NAME = "bench"
-HELP = "measure decode, prefill, batch or verify-cost"
+HELP = "measure decode, prefill, batch, prefix, chat, gap or verify-cost"
+
+UNITS = {
+    "_tokens_per_s": ("tok/s", 1),
+    "_ms": ("ms", 1),
+    "_speedup": ("times faster", 2),
+    "_share": ("of a cold one", 3),
+}
+"""How a metric's name ends -> its unit in words, and the digits that are shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,31 +39,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workloads = parser.add_subparsers(dest="workload", metavar="WORKLOAD", required=True, parser_class=type(parser))
     decode = _workload(workloads, "decode", "tokens a second of one request while it generates", runs=5)
     start = decode.add_mutually_exclusive_group()
-    start.add_argument(
-        "--prompt-tokens", type=positive, default=64, metavar="N", help="tokens in the prompt (default 64)"
-    )
-    decode.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="tokens generated (default 256)")
+    _count(start, "--prompt-tokens", 64, "tokens in the prompt")
+    _count(decode, "--new-tokens", 256, "tokens generated")
     start.add_argument(
         "--depth", type=positive, metavar="N", help="tokens in the cache before it starts, instead of --prompt-tokens"
     )
     prefill = _workload(workloads, "prefill", "prompt tokens a second until the first token", runs=5)
-    prefill.add_argument(
-        "--prompt-tokens", type=positive, default=1024, metavar="N", help="tokens in the prompt (default 1024)"
-    )
+    _count(prefill, "--prompt-tokens", 1024, "tokens in the prompt")
     batch = _workload(workloads, "batch", "output tokens a second of many requests", runs=5)
-    batch.add_argument("--requests", type=positive, default=64, metavar="N", help="requests (default 64)")
-    batch.add_argument(
-        "--concurrency", type=positive, default=32, metavar="N", help="requests that run at a time (default 32)"
-    )
-    batch.add_argument(
-        "--prompt-tokens", type=positive, default=128, metavar="N", help="tokens in each prompt (default 128)"
-    )
-    batch.add_argument(
-        "--new-tokens", type=positive, default=128, metavar="N", help="tokens of each answer (default 128)"
-    )
+    _count(batch, "--requests", 64, "requests")
+    _count(batch, "--concurrency", 32, "requests that run at a time")
+    _count(batch, "--prompt-tokens", 128, "tokens in each prompt")
+    _count(batch, "--new-tokens", 128, "tokens of each answer")
+    prefix = _workload(workloads, "prefix", "what the prefix cache gains when prompts begin alike", runs=3)
+    _count(prefix, "--requests", 32, "requests")
+    _count(prefix, "--concurrency", 8, "requests that run at a time")
+    _count(prefix, "--prefix-tokens", 1024, "tokens that all prompts begin with")
+    _count(prefix, "--tail-tokens", 32, "tokens of each prompt after them")
+    _count(prefix, "--new-tokens", 32, "tokens of each answer")
+    chat = _workload(workloads, "chat", "the time to the first token, turn by turn", runs=3)
+    _count(chat, "--turns", 10, "turns")
+    _count(chat, "--new-tokens", 48, "tokens of each answer")
+    gap = _workload(workloads, "gap", "how long an answer pauses while a prompt is read", runs=1, warm_up=False)
+    _count(gap, "--prompt-tokens", 8000, "tokens in the prompt that is read")
     verify = _workload(workloads, "verify-cost", "the cost of a pass over 1 to 64 tokens, relative to one", runs=15)
-    verify.add_argument("--depth", type=positive, default=64, metavar="N", help="tokens in the cache (default 64)")
-    verify.add_argument("--max-rows", type=positive, default=64, metavar="N", help="largest pass (default 64)")
+    _count(verify, "--depth", 64, "tokens in the cache")
+    _count(verify, "--max-rows", 64, "largest pass")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -62,6 +73,9 @@ def execute(args: argparse.Namespace) -> int:
         "decode": _decode,
         "prefill": _prefill,
         "batch": _batch,
+        "prefix": _prefix,
+        "chat": _chat,
+        "gap": _gap,
         "verify-cost": _verify_cost,
     }[args.workload](args)
     document = measurement.document()
@@ -81,27 +95,59 @@ def execute(args: argparse.Namespace) -> int:
 def summary(document: Mapping[str, Any]) -> list[str]:
     """The figures for a person."""
     limit = document["limit"]
-    unit = "ms" if document["metric"].endswith("_ms") else "tok/s"
+    unit, digits = next(shown for ending, shown in UNITS.items() if document["metric"].endswith(ending))
     lines = [
-        f"{bold(document['metric'], sys.stdout)}  {document['median']:,.1f} {unit}"
-        f"  ({document['min']:,.1f} to {document['max']:,.1f} in {len(document['runs'])} runs)",
+        f"{bold(document['metric'], sys.stdout)}  {document['median']:,.{digits}f} {unit}"
+        f"  ({document['min']:,.{digits}f} to {document['max']:,.{digits}f} in {len(document['runs'])} runs)",
         f"limit here      {limit['limit_tokens_per_s']:,.0f} tok/s, of which {limit['fraction']:.0%} is reached: "
         f"{limit['bytes_per_token'] / 1e6:,.1f} MB a token at {limit['bandwidth_gb_s']:.1f} GB/s, "
         f"int8 peak {limit['int8_gops']:,.0f} GOPS",
     ]
+    explain = {"prefix_speedup": _prefix_lines, "chat_ttft_share": _chat_lines, "gap_p99_ms": _gap_lines}
+    if document["metric"] in explain:
+        lines += explain[document["metric"]](document)
     if relative := document.get("relative"):
         shown = ("1", "2", "4", "8", "16", "32", "64")
         lines.append("C(n)            " + "   ".join(f"{n}: {relative[n]:.2f}" for n in shown if n in relative))
     return [*lines, dim(path_text(document["path"]), sys.stdout)]
 
 
-def _workload(workloads: Any, name: str, text: str, *, runs: int) -> argparse.ArgumentParser:
+def _prefix_lines(document: Mapping[str, Any]) -> list[str]:
+    return [
+        f"with the cache  {document['with_s']:.2f} s, without {document['without_s']:.2f} s; "
+        f"{document['saved_tokens']:,} of {document['query_tokens']:,} prompt tokens not computed, same tokens out"
+    ]
+
+
+def _chat_lines(document: Mapping[str, Any]) -> list[str]:
+    turns = "  ".join(f"{1e3 * ttft_s:.0f}" for ttft_s in document["ttft_s"])
+    cached, tokens = document["cached_tokens"][-1], document["prompt_tokens"][-1]
+    return [
+        f"first token     {turns} ms by turn; in a cold cache {1e3 * document['cold_ttft_s']:.0f} ms for the last one",
+        f"cached          {cached:,} of the last turn's {tokens:,} tokens",
+    ]
+
+
+def _gap_lines(document: Mapping[str, Any]) -> list[str]:
+    def line(name: str, figures: Mapping[str, Any]) -> str:
+        gaps = ", ".join(f"{at} {gap_ms:.0f}" for at, gap_ms in figures["gap_ms"].items())
+        return (
+            f"{name:<16}{gaps} ms (alone {figures['alone_gap_ms']:.0f}) while {document['prompt_tokens']:,} tokens are "
+            f"read in {figures['prefill_s']:.1f} s, {figures['chunk_tokens']:.0f} a step"
+        )
+
+    return [line(f"bound {document['max_gap_ms']:g} ms", document), line("no bound", document["unbounded"])]
+
+
+def _count(parser: Any, flag: str, default: int, text: str) -> None:
+    parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default {default})")
+
+
+def _workload(workloads: Any, name: str, text: str, *, runs: int, warm_up: bool = True) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = workloads.add_parser(name, help=text, description=f"Measures {text}.")
     add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument(
-        "--runs", type=positive, default=runs, metavar="N", help=f"runs after a warm-up (default {runs})"
-    )
+    _count(parser, "--runs", runs, "runs after a warm-up" if warm_up else "runs")
     parser.add_argument(
         "--record",
         type=Path,
@@ -144,15 +190,7 @@ def _prefill(args: argparse.Namespace) -> Measurement:
 def _batch(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_batch
 
-    if hasattr(args, "max_batch"):
-        raise ParameterError(
-            "max_batch", args.max_batch, "--concurrency sets it in this benchmark; leave --max-batch out"
-        )
-    config = engine_config(args)
-    if not hasattr(args, "token_budget"):
-        config = dataclasses.replace(config, token_budget=max(config.token_budget, args.concurrency))
-    config = dataclasses.replace(config, max_batch=args.concurrency)
-    llm, _ = open_model(args.model, config, verbose=args.verbose)
+    llm, _ = open_model(args.model, _concurrent(args), verbose=args.verbose)
     with llm, Progress("Batches", args.runs + 1) as progress:
         return measure_batch(
             llm,
@@ -163,6 +201,70 @@ def _batch(args: argparse.Namespace) -> Measurement:
             num_runs=args.runs,
             report=progress.update,
         )
+
+
+def _prefix(args: argparse.Namespace) -> Measurement:
+    from paceline.measure.prefix import measure_prefix
+
+    llm, _ = open_model(args.model, _concurrent(args), verbose=args.verbose)
+    with llm, Progress("With and without", args.runs + 1) as progress:
+        return measure_prefix(
+            llm,
+            _traffic(args.model, llm.config),
+            num_requests=args.requests,
+            num_prefix=args.prefix_tokens,
+            num_tail=args.tail_tokens,
+            num_new=args.new_tokens,
+            num_runs=args.runs,
+            report=progress.update,
+        )
+
+
+def _chat(args: argparse.Namespace) -> Measurement:
+    from paceline.measure.prefix import measure_chat
+
+    llm, _ = open_model(args.model, engine_config(args), verbose=args.verbose)
+    with llm, Progress("Chats", args.runs + 1) as progress:
+        return measure_chat(
+            llm,
+            _traffic(args.model, llm.config),
+            num_turns=args.turns,
+            num_new=args.new_tokens,
+            num_runs=args.runs,
+            report=progress.update,
+        )
+
+
+def _gap(args: argparse.Namespace) -> Measurement:
+    from paceline.measure.gap import measure_gap
+
+    config = engine_config(args)
+    assert config.max_gap_ms is not None, "the flag takes numbers only, and there is a default"
+
+    def open_bounded(max_gap_ms: float | None) -> LLM:
+        return open_model(args.model, dataclasses.replace(config, max_gap_ms=max_gap_ms), verbose=args.verbose)[0]
+
+    with Progress("With and without a bound", 2 * args.runs) as progress:
+        return measure_gap(
+            open_bounded,
+            _traffic(args.model, config),
+            max_gap_ms=config.max_gap_ms,
+            num_prompt=args.prompt_tokens,
+            num_runs=args.runs,
+            report=progress.update,
+        )
+
+
+def _concurrent(args: argparse.Namespace) -> EngineConfig:
+    """The configuration, with ``--concurrency`` as the size of the batch."""
+    if hasattr(args, "max_batch"):
+        raise ParameterError(
+            "max_batch", args.max_batch, "--concurrency sets it in this benchmark; leave --max-batch out"
+        )
+    config = engine_config(args)
+    if not hasattr(args, "token_budget"):
+        config = dataclasses.replace(config, token_budget=max(config.token_budget, args.concurrency))
+    return dataclasses.replace(config, max_batch=args.concurrency)
 
 
 def _verify_cost(args: argparse.Namespace) -> Measurement:

@@ -77,6 +77,7 @@ def document(model: str, completion: Completion, load_s: float, path: dict[str, 
         "usage": {
             "prompt_tokens": completion.num_prompt_tokens,
             "completion_tokens": sum(choice.num_completion_tokens for choice in completion.choices or (completion,)),
+            "cached_tokens": completion.num_cached_tokens,
         },
         "timing": {
             "load_s": load_s,
@@ -95,10 +96,11 @@ def document(model: str, completion: Completion, load_s: float, path: dict[str, 
 
 
 def figures_line(completion: Completion, path: dict[str, Any]) -> str:
-    """One line: tokens, time to the first one, rate, and the path that really ran."""
+    """One line: tokens, those found in the prefix cache, time to the first one, rate, and the path that really ran."""
     timing = completion.timing
+    cached = f" ({completion.num_cached_tokens} cached)" if completion.num_cached_tokens else ""
     parts = [
-        f"{completion.num_prompt_tokens} + {completion.num_completion_tokens} tokens",
+        f"{completion.num_prompt_tokens}{cached} + {completion.num_completion_tokens} tokens",
         f"TTFT {timing.ttft_s * 1e3:.0f} ms",
         path_text(path),
     ]

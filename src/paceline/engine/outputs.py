@@ -44,7 +44,7 @@ class Timing:
     ttft_s                 from submission to the first token
     tpot_s                 mean time of each further token, 0 when there is at most one token
     e2e_s                  from submission to the last token
-    prefill_tokens_per_s   prompt tokens over the time from the first step to the first token
+    prefill_tokens_per_s   computed prompt tokens over the time from the first step to the first token
     decode_tokens_per_s    1 / tpot_s, 0 when there is at most one token
     """
 
@@ -58,7 +58,7 @@ class Timing:
     def of(
         cls, *, submitted_s: float, started_s: float, first_token_s: float, last_s: float, prompt: int, output: int
     ) -> Timing:
-        """Timings from readings of one clock and the numbers of prompt and output tokens."""
+        """Timings from readings of one clock and the numbers of computed prompt tokens and output tokens."""
         decode_s = last_s - first_token_s if output > 1 else 0.0
         prefill_s = first_token_s - started_s
         return cls(

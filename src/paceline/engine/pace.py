@@ -10,8 +10,11 @@ SHARE = 0.6
 """Of the gap that a step with prompts is planned to take: the rest is for what cannot be foreseen."""
 
 FIRST_ROWS = 16
-"""Rows of the first such step, when nothing has been measured yet, and the fewest that a step takes: a smaller chunk
-reads all weights for almost nothing."""
+"""Rows of the first such step, when nothing has been measured yet."""
+
+FEWEST_ROWS = 8
+"""Of any step: a smaller chunk reads all weights for almost nothing. 8,000 tokens deep a row takes several ms on two
+cores, so that 16 of them alone would be above the default bound."""
 
 KEEP = 0.7
 """Weight of what was known in a running mean."""
@@ -36,7 +39,7 @@ class ChunkPacer:
         if self.row_s is None:
             return FIRST_ROWS
         rows = (SHARE * self.max_gap_s - self.base_s) / max(self.row_s, 1e-9)
-        return max(FIRST_ROWS, int(rows))
+        return max(FEWEST_ROWS, int(rows))
 
     def observe(self, num_requests: int, num_rows: int, elapsed_s: float) -> None:
         """Takes the time of a step in. One row of a request is a decode; few more rows say little."""
@@ -44,7 +47,7 @@ class ChunkPacer:
             self.base_s = elapsed_s if self.base_s == 0.0 else KEEP * self.base_s + (1 - KEEP) * elapsed_s
             return
         num_prefill_rows = num_rows - num_requests + 1
-        if num_prefill_rows < FIRST_ROWS:
+        if num_prefill_rows < FEWEST_ROWS:
             return
         base_s = self.base_s if num_requests > 1 else 0.0
         row_s = max(0.0, elapsed_s - base_s) / num_prefill_rows

@@ -232,7 +232,7 @@ class Request:
                 started_s=self.started_s,
                 first_token_s=self.first_token_s,
                 last_s=self.last_token_s,
-                prompt=self.num_prompt,
+                prompt=self.num_prompt - self.num_cached,
                 output=self.num_output,
             )
         return Completion(

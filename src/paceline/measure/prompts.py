@@ -1,4 +1,4 @@
-"""Prompts of benchmarks: real English of any length, the same on every machine."""
+"""Prompts of benchmarks: real English of any length and the questions of a chat, the same on every machine."""
 
 from __future__ import annotations
 
@@ -61,6 +61,20 @@ acquiesce in the necessity, which denounces our Separation, and hold them, as we
 Enemies in War, in Peace Friends.
 """
 """The Declaration of Independence (1776), abridged; in the public domain."""
+
+QUESTIONS = (
+    "I have a free week in autumn and like old towns and long walks. Where in Korea should I go?",
+    "How would I get there from Seoul, and how long does it take?",
+    "Which of those places would you visit first, and why?",
+    "What should I eat there that I cannot find elsewhere?",
+    "I do not eat meat. Which of these dishes are still fine for me?",
+    "What would a day there cost, with a bed for the night?",
+    "Please name three walks of less than four hours.",
+    "What is the weather like at that time, and what should I pack?",
+    "How do I say thank you and good morning?",
+    "Now put all of this into a plan for five days.",
+)
+"""What the person says in a chat."""
 
 
 class Encoder(Protocol):

@@ -92,10 +92,10 @@ def decode_work(traffic: Traffic, *, depth: int, num_new: int, num_sequences: in
     )
 
 
-def prefill_work(traffic: Traffic, *, num_tokens: int, chunk: int) -> Work:
-    """Per prompt token of a prefill in chunks: each chunk reads the layers and the tokens cached before it, the last
-    one the head."""
-    starts = range(0, num_tokens, chunk)
+def prefill_work(traffic: Traffic, *, num_tokens: int, chunk: int, num_cached: int = 0) -> Work:
+    """Per prompt token of a prefill in chunks, behind ``num_cached`` cached tokens: each chunk reads the layers and the
+    tokens before it, the last one the head."""
+    starts = range(num_cached, num_cached + num_tokens, chunk)
     num_bytes = sum(traffic.pass_bytes(start, with_head=start == starts[-1]) for start in starts)
     operations = num_tokens * traffic.layer_operations + traffic.head_operations
     return Work(num_bytes / num_tokens, operations / num_tokens)
@@ -106,6 +106,17 @@ def batch_work(traffic: Traffic, *, num_prompt: int, num_new: int, concurrency: 
     reading of weights."""
     decode = decode_work(traffic, depth=num_prompt, num_new=num_new, num_sequences=concurrency)
     return Work(decode.bytes_per_token, decode.operations_per_token + traffic.layer_operations * num_prompt / num_new)
+
+
+def shared_prefix_work(
+    traffic: Traffic, *, num_prefix: int, num_tail: int, num_new: int, num_requests: int, concurrency: int
+) -> Work:
+    """Per output token of a closed loop whose prompts share ``num_prefix`` tokens: those are computed once, and a pass
+    reads their keys and values once for all its sequences. Prompts ride along with the decode passes."""
+    num_cached = num_prefix + concurrency * (num_tail + num_new / 2)
+    num_prompt = num_prefix / num_requests + num_tail
+    operations = traffic.layer_operations * (1 + num_prompt / num_new) + traffic.head_operations
+    return Work(traffic.pass_bytes(num_cached) / concurrency, operations)
 
 
 def measure_peaks(isa: str, num_threads: int) -> Peaks:

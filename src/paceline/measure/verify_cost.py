@@ -18,9 +18,9 @@ from paceline.errors import ParameterError
 from paceline.executors.base import Executor, StepPlan
 from paceline.kv.layout import KVLayout, pages_for
 from paceline.machine import detect_machine
-from paceline.measure.load import Report, quiet
 from paceline.measure.record import Measurement
 from paceline.measure.roofline import PeaksProbe, Traffic, decode_work, measure_peaks
+from paceline.measure.runs import Report, quiet
 from paceline.sampling.rows import greedy_rows
 from paceline.weights.raw import Checkpoint
 
