@@ -16,6 +16,10 @@ KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16", "f32", "int8")
 PAGE_TOKENS = 32
 """Tokens in one page of the KV cache: two blocks of 16, the number of lanes in the attention kernel."""
 
+SPLIT_TOKENS = 128
+"""Keys that one partial softmax of the attention kernel covers; it reads from the start of the split where a row's
+sliding window begins."""
+
 
 @dataclass(frozen=True)
 class RopeScaling:

@@ -9,10 +9,11 @@ PacelineError
 ├── RequestError               something about one request
 │   ├── ParameterError         a field has an impossible value (names field, value and range)
 │   └── ContextLengthError     prompt and context do not fit (both numbers)
-└── CapacityError              the machine or the pool has no room
-    ├── KVCapacityError        one request needs more KV pages than exist (both numbers)
-    ├── MemoryBudgetError      weights and the smallest KV pool exceed the memory available
-    └── OverloadError          the waiting queue is full
+├── CapacityError              the machine or the pool has no room
+│   ├── KVCapacityError        one request needs more KV pages than exist (both numbers)
+│   ├── MemoryBudgetError      weights and the smallest KV pool exceed the memory available
+│   └── OverloadError          the waiting queue is full
+└── CacheDirectoryError        the prefix cache cannot be kept in that directory (names it and why)
 """
 
 from __future__ import annotations
@@ -96,3 +97,17 @@ class MemoryBudgetError(CapacityError):
 
 class OverloadError(CapacityError):
     """The waiting queue is full; try again later."""
+
+    def __init__(self, num_waiting: int, max_queue: int) -> None:
+        self.num_waiting = num_waiting
+        self.max_queue = max_queue
+        super().__init__(
+            f"{num_waiting} requests wait and the queue holds {max_queue}: try again later, or raise max_queue"
+        )
+
+class CacheDirectoryError(PacelineError):
+    """The prefix cache cannot be kept in the directory that was given."""
+
+    def __init__(self, directory: object, problem: str) -> None:
+        self.directory = str(directory)
+        super().__init__(f"{directory}: cannot keep the prefix cache here: {problem}")

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, overload
 
@@ -181,19 +182,31 @@ class LLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # text is itself a sequence of texts
-        self, prompts: Prompt, params: SamplingParams | None = None
+        self, prompts: Prompt, params: SamplingParams | None = None, *, cache_domain: str = ""
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_domain: str = "",
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_domain: str = "",
     ) -> Completion | list[Completion]:
-        """The answer to a prompt, or to each of a list (as one batch), with one ``params`` or one for each."""
-        groups = self._request_groups(prompts, params)
+        """The answer to a prompt, or to each of a list (as one batch), with one ``params`` or one for each.
+
+        What was computed for a request may serve later ones of the same ``cache_domain`` that begin alike, and no
+        others.
+        """
+        groups = self._request_groups(prompts, params, cache_domain)
         requests = [request for group in groups for request in group]
         done = threading.Event()
         gathering = Gathering(requests, done.set)
@@ -206,31 +219,49 @@ class LLM:
                 raise
         return _answers(gathering.completions(), groups, single=_is_single(prompts))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> DeltaStream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache_domain: str = "") -> DeltaStream:
         """The pieces of the answer to a prompt as they come. Closing or dropping the iterator aborts the request."""
-        return DeltaStream(self._runner, self._requests(prompt, params or SamplingParams(), streaming=True), owner=self)
+        requests = self._requests(prompt, params or SamplingParams(), cache_domain, streaming=True)
+        return DeltaStream(self._runner, requests, owner=self)
 
     @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stream: Literal[False] = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        cache_domain: str = "",
     ) -> Completion: ...
 
     @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stream: Literal[True]
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        cache_domain: str = "",
     ) -> Iterator[Delta]: ...
 
     @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool
+        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool, cache_domain: str = ""
     ) -> Completion | Iterator[Delta]: ...
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        cache_domain: str = "",
     ) -> Completion | Iterator[Delta]:
         """The assistant's next message, or its pieces. ``messages`` are mappings with "role" and "content"."""
         prompt = self.chat_tokens(messages)
-        return self.stream(prompt, params) if stream else self.generate(prompt, params)
+        if stream:
+            return self.stream(prompt, params, cache_domain=cache_domain)
+        return self.generate(prompt, params, cache_domain=cache_domain)
 
     def chat_tokens(self, messages: Messages) -> list[int]:
         """The tokens that the model's chat template makes of ``messages``; ``UnsupportedError`` without a template."""
@@ -240,21 +271,29 @@ class LLM:
 
     @overload
     async def agenerate(  # type: ignore[overload-overlap]  # as above
-        self, prompts: Prompt, params: SamplingParams | None = None
+        self, prompts: Prompt, params: SamplingParams | None = None, *, cache_domain: str = ""
     ) -> Completion: ...
 
     @overload
     async def agenerate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_domain: str = "",
     ) -> list[Completion]: ...
 
     async def agenerate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_domain: str = "",
     ) -> Completion | list[Completion]:
         """``generate`` for asyncio; cancelling it aborts the requests."""
         import asyncio  # not at the top: a quarter of the time that this module takes to import
 
-        groups = self._request_groups(prompts, params)
+        groups = self._request_groups(prompts, params, cache_domain)
         requests = [request for group in groups for request in group]
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
@@ -268,11 +307,13 @@ class LLM:
                     self._runner.abort(requests)
         return _answers(gathering.completions(), groups, single=_is_single(prompts))
 
-    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_domain: str = ""
+    ) -> AsyncIterator[Delta]:
         """``stream`` for asyncio; closing the generator or cancelling its task aborts the request."""
         import asyncio
 
-        requests = self._requests(prompt, params or SamplingParams(), streaming=True)
+        requests = self._requests(prompt, params or SamplingParams(), cache_domain, streaming=True)
         loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Update] = asyncio.Queue()
         num_open = len(requests)
@@ -291,11 +332,18 @@ class LLM:
                 self._runner.abort(requests)
 
     async def achat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stream: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        cache_domain: str = "",
     ) -> Completion | AsyncIterator[Delta]:
         """``chat`` for asyncio."""
         prompt = self.chat_tokens(messages)
-        return self.astream(prompt, params) if stream else await self.agenerate(prompt, params)
+        if stream:
+            return self.astream(prompt, params, cache_domain=cache_domain)
+        return await self.agenerate(prompt, params, cache_domain=cache_domain)
 
     # Looking
 
@@ -330,23 +378,27 @@ class LLM:
 
     # Requests
 
-    def _requests(self, prompt: Prompt, params: SamplingParams, *, streaming: bool = False) -> list[Request]:
+    def _requests(
+        self, prompt: Prompt, params: SamplingParams, cache_domain: str, *, streaming: bool = False
+    ) -> list[Request]:
         """The ``params.n`` requests of one prompt; their draws share a seed and differ by choice."""
         if not isinstance(params, SamplingParams):
             raise ParameterError("params", params, "SamplingParams")
         if not _is_list_like(prompt):
             raise ParameterError("prompt", prompt, "text, or a list of token ids")
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        first = self._engine.make_request(tokens, params, streaming=streaming)
+        if not isinstance(cache_domain, str):
+            raise ParameterError("cache_domain", cache_domain, "text")
+        make = partial(self._engine.make_request, tokens, params, streaming=streaming, cache_domain=cache_domain)
+        first = make()
         seed = params.seed if params.seed is not None else mix_seed(self.config.seed, first.request_id)
-        others = range(1, params.n)
-        return [
-            first,
-            *(self._engine.make_request(tokens, params, choice=i, seed=seed, streaming=streaming) for i in others),
-        ]
+        return [first, *(make(choice=choice, seed=seed) for choice in range(1, params.n))]
 
     def _request_groups(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_domain: str,
     ) -> list[list[Request]]:
         """The requests of each prompt, all validated before any runs."""
         if not _is_list_like(prompts):
@@ -358,7 +410,7 @@ class LLM:
             each = list(params)
             if len(each) != len(items):
                 raise ParameterError("params", len(each), f"one, or as many as there are prompts ({len(items)})")
-        return [self._requests(prompt, one) for prompt, one in zip(items, each, strict=True)]
+        return [self._requests(prompt, one, cache_domain) for prompt, one in zip(items, each, strict=True)]
 
 
 def _is_list_like(value: object) -> bool:

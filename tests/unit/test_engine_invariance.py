@@ -37,13 +37,15 @@ def serve(
     arrivals: int = 100,
     abort_every: int = 0,
     preempt_every: int = 0,
+    prefix_cache: bool = True,
 ) -> tuple[dict[int, Completion], Engine]:
     """Serves requests in that order, ``arrivals`` of them a step.
 
     Every ``abort_every`` steps a neighbour comes, to be aborted at the next; every ``preempt_every`` one is preempted.
     """
     executor = FakeExecutor(model=MODEL, num_pages=pages, max_outputs=max_outputs)
-    engine = Engine(executor, FakeTokenizer(), EngineConfig(max_batch=max_batch, token_budget=budget))
+    config = EngineConfig(max_batch=max_batch, token_budget=budget, prefix_cache=prefix_cache)
+    engine = Engine(executor, FakeTokenizer(), config)
     index = {}
     left = list(order)
     answers: dict[int, Completion] = {}
@@ -67,7 +69,9 @@ def serve(
             engine.scheduler._preempt(running[step // preempt_every % len(running)])
         for update in engine.step():
             if update.request in index and update.completion is not None:
-                answers[index[update.request]] = dataclasses.replace(update.completion, timing=Timing())
+                answers[index[update.request]] = dataclasses.replace(
+                    update.completion, timing=Timing(), num_cached_tokens=0, num_wasted_tokens=0
+                )
         engine.scheduler.check()
         step += 1
     assert engine.stats().pages_used == 0
@@ -110,14 +114,15 @@ def test_aborted_neighbours(alone: dict[int, Completion], abort_every: int) -> N
     assert serve(range(8), abort_every=abort_every, budget=20)[0] == alone
 
 
+@pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize(("pages", "order"), [(5, range(8)), (6, SHORT_FIRST), (8, SHORT_FIRST)])
-def test_preemption(alone: dict[int, Completion], pages: int, order: Sequence[int]) -> None:
-    answers, engine = serve(order, pages=pages, budget=64)
+def test_preemption(alone: dict[int, Completion], pages: int, order: Sequence[int], prefix_cache: bool) -> None:
+    answers, engine = serve(order, pages=pages, budget=64, prefix_cache=prefix_cache)
     assert answers == alone
     stats = engine.stats()
     assert stats.preemptions > 0
-    assert stats.wasted_tokens > 0
-    assert stats.rows - stats.wasted_tokens == sum(
+    assert prefix_cache or stats.wasted_tokens > 0
+    assert stats.rows - stats.wasted_tokens + stats.cache_saved_tokens == sum(
         completion.num_prompt_tokens + completion.num_completion_tokens - 1 for completion in answers.values()
     )
 

@@ -97,9 +97,16 @@ def test_format_bytes(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
+def open_empty(kv: KVManager) -> int:
+    """A slot without pages."""
+    opened = kv.open(b"", b"", limit=0)
+    assert opened is not None
+    return opened.slot
+
+
 def test_a_sequence_grows_by_whole_pages_and_all_or_nothing() -> None:
     kv = KVManager(4, 3, 128)
-    first, second = kv.open(), kv.open()
+    first, second = open_empty(kv), open_empty(kv)
     assert kv.grow(first, 1)
     assert kv.capacity[first] == 32
     assert kv.grow(first, 32)
@@ -119,11 +126,11 @@ def test_a_sequence_grows_by_whole_pages_and_all_or_nothing() -> None:
 
 def test_a_closed_sequence_gives_the_same_pages_to_the_next() -> None:
     kv = KVManager(64, 2, 1024)
-    slot = kv.open()
+    slot = open_empty(kv)
     kv.grow(slot, 100)
     pages = kv.pages(slot)
     kv.close(slot)
-    slot = kv.open()
+    slot = open_empty(kv)
     kv.grow(slot, 100)
     assert kv.pages(slot) == pages
     assert kv.pool.num_touched == 4
@@ -131,7 +138,7 @@ def test_a_closed_sequence_gives_the_same_pages_to_the_next() -> None:
 
 def test_check_finds_a_wrong_table() -> None:
     kv = KVManager(4, 2, 128)
-    slot = kv.open()
+    slot = open_empty(kv)
     kv.grow(slot, 64)
     kv.table[slot, 1] = 3
     with pytest.raises(AssertionError, match="table"):

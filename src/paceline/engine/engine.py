@@ -13,13 +13,15 @@ import numpy as np
 from paceline.config import EngineConfig
 from paceline.engine.detokenize import TokenBytes, TokenText
 from paceline.engine.outputs import Completion, Delta, FinishReason, TokenLogprob, TopLogprob
+from paceline.engine.pace import ChunkPacer
 from paceline.engine.plan import PlanBuilder
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.engine.stats import EngineStats
 from paceline.errors import ContextLengthError, KVCapacityError, ParameterError, RequestError
 from paceline.executors.base import Executor, StepResult
-from paceline.kv.manager import KVManager
+from paceline.kv.identity import domain_key
+from paceline.kv.manager import KVManager, Store
 from paceline.params import SamplingParams
 
 _STATUS = {
@@ -54,6 +56,7 @@ class Engine:
         tokenizer: TokenText,
         config: EngineConfig,
         *,
+        store: Store | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.executor = executor
@@ -63,13 +66,23 @@ class Engine:
         self._token_bytes = TokenBytes(tokenizer)
         self._clock = clock
         max_batch = min(config.max_batch, executor.max_rows, executor.max_outputs)
-        kv = KVManager(executor.num_pages, max_batch, self.context_length)
+        kv = KVManager(
+            executor.num_pages,
+            max_batch,
+            self.context_length,
+            prefix_cache=config.prefix_cache,
+            window=executor.model.sliding_window,
+        )
+        if store is not None:
+            kv.use_store(store, executor.pages)
         self.scheduler = Scheduler(
             kv,
             max_batch=max_batch,
             token_budget=min(config.token_budget, executor.max_rows),
             max_outputs=executor.max_outputs,
+            max_queue=config.max_queue,
         )
+        self._pacer = ChunkPacer(config.max_gap_ms)
         self._builder = PlanBuilder(kv, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
         self._ids = itertools.count()
         self._steps = self._rows = self._output_tokens = self._finished = self._failed = 0
@@ -89,10 +102,12 @@ class Engine:
         choice: int = 0,
         streaming: bool = False,
         seed: int | None = None,
+        cache_domain: str = "",
     ) -> Request:
         """A request for one answer to ``prompt``, not yet queued.
 
         ``seed`` overrides that of ``params`` (choices of one prompt share it); the draws also depend on ``choice``.
+        Cached prefixes are shared with requests of the same ``cache_domain`` only.
         Raises ``ParameterError`` for ids outside the vocabulary or an empty prompt, ``ContextLengthError`` and
         ``KVCapacityError`` for a prompt that can never run.
         """
@@ -124,11 +139,12 @@ class Engine:
             token_bytes=self._token_bytes,
             choice=choice,
             streaming=streaming,
+            domain=domain_key(cache_domain),
             submitted_s=self._clock(),
         )
 
     def add(self, request: Request) -> None:
-        """Queues a request."""
+        """Queues a request; ``OverloadError`` when the queue is full."""
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> Update | None:
@@ -143,7 +159,7 @@ class Engine:
     def step(self) -> list[Update]:
         """Plans, runs and commits one step; the updates are those of streaming requests and of requests that ended."""
         since = self._python_since_s if self._python_since_s is not None else self._clock()
-        schedule = self.scheduler.plan()
+        schedule = self.scheduler.plan(self._pacer.max_rows)
         updates = [self._end(request, "error") for request in schedule.failed]
         for request in schedule.admitted:
             self._builder.admit(request)
@@ -157,15 +173,19 @@ class Engine:
             try:
                 result = self.executor.run(plan)
             except Exception as error:  # whatever it is, it ends this step's requests and not the engine
+                self.scheduler.abandon(schedule)
                 for request in schedule.requests:
-                    updates.append(self._fail(request, error))
+                    updates.append(self._fail(request, error, keep=False))
                 result = None
             end = self._clock()
+            self._pacer.observe(len(schedule.requests), len(plan.tokens), end - since)
             self._executor_s += end - start
             self._steps += 1
             self._rows += len(plan.tokens)
+            self.scheduler.kv.finish_step()
             if result is not None:
                 self._commit(schedule, result, end, updates)
+                self.scheduler.kv.persist(1)
         else:
             assert schedule.failed or not self.has_work, "the scheduler is stuck"
         if self.has_work:
@@ -275,11 +295,15 @@ class Engine:
         delta = self._delta(request, request.detokenizer.take(), completion) if request.streaming else None
         return Update(request, delta, completion)
 
-    def _fail(self, request: Request, error: Exception) -> Update:
-        """Ends a running request by an error."""
+    def _fail(self, request: Request, error: Exception, *, keep: bool = True) -> Update:
+        """Ends a running request by an error; ``keep`` says that the keys and values of its tokens are right."""
         request.error = error
-        self.scheduler.remove(request)
+        self.scheduler.remove(request, keep=keep)
         return self._end(request, "error")
+
+    def persist(self) -> bool:
+        """Writes one page of the prefix cache to its store; whether there are more. For when there is no work."""
+        return self.scheduler.kv.persist(1) > 0
 
     def stats(self) -> EngineStats:
         """Totals and state. May be called from another thread; the numbers are then of about the same moment."""
@@ -294,7 +318,11 @@ class Engine:
             wasted_tokens=scheduler.wasted_tokens,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            pages_used=pool.num_pages - pool.num_free,
+            cache_query_tokens=scheduler.cache.query,
+            cache_hit_tokens=scheduler.cache.hit,
+            cache_saved_tokens=scheduler.cache.saved,
+            pages_used=pool.num_pages - scheduler.kv.num_available,
+            pages_cached=scheduler.kv.tree.num_evictable,
             pages_touched=pool.num_touched,
             pages_total=pool.num_pages,
             python_s=self._python_s,

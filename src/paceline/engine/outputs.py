@@ -88,6 +88,8 @@ class Completion:
     timing: Timing = Timing()
     choices: tuple[Completion, ...] = ()
     error: Exception | None = None
+    num_cached_tokens: int = 0
+    num_wasted_tokens: int = 0
 
     @property
     def num_completion_tokens(self) -> int:

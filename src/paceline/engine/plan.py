@@ -51,7 +51,8 @@ class PlanBuilder:
         self._records[request.slot] = request.record[0]
 
     def build(self, requests: list[Request]) -> StepPlan:
-        """The plan that computes ``num_scheduled`` rows of each request, in that order."""
+        """The plan that computes ``num_scheduled`` rows of each request, in that order, once the pages that the manager
+        lists are copied."""
         if self._last is not None and requests == self._last_requests and self._kv.num_changes == self._last_changes:
             return self._move_on(self._last, requests)
         slots = [request.slot or 0 for request in requests]  # never None here; mypy cannot know
@@ -78,11 +79,12 @@ class PlanBuilder:
             table,
             logit_rows[:num_outputs],
             samples,
-            _NO_COPIES,
+            np.array(self._kv.page_copies, np.int32) if self._kv.page_copies else _NO_COPIES,
         )
         # A sequence whose next row lies on a new page makes the tables change, so the plan is not used again then.
+        # Nor is one that copies pages, which must happen once.
         decodes = plain and num_rows == len(requests) and all(r.num_computed + 1 == len(r.tokens) for r in requests)
-        self._last = plan if decodes else None
+        self._last = plan if decodes and not self._kv.page_copies else None
         self._last_requests, self._last_changes = requests, self._kv.num_changes
         return plan
 

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogprob
+from paceline.kv.manager import token_key
+from paceline.kv.radix import TOKEN_BYTES
 from paceline.params import SamplingParams
 from paceline.sampling.rows import SAMPLE_ROW
 
@@ -82,25 +84,36 @@ class Request:
     max_tokens     prompt and output at most
     slot           of its page table, None while it waits
     num_scheduled  rows of the step under way;  num_outputs  of them whose logits are wanted
+    domain         whose cached prefixes it may use
+    num_cached     of its prompt, what it found in the cache when it first ran
+    num_lost       computed when it was preempted;  num_wasted  of these, what had to be computed again
+    num_passed     requests that were admitted before it though they came later
     """
 
     __slots__ = (
+        "_key",
         "banned",
         "bias",
         "choice",
         "counts",
         "detokenizer",
+        "domain",
         "error",
         "finish_reason",
         "first_token_s",
         "last_token_s",
         "logprobs",
         "max_tokens",
+        "num_cached",
         "num_computed",
+        "num_lost",
         "num_outputs",
+        "num_passed",
+        "num_preemptions",
         "num_prompt",
         "num_scheduled",
         "num_streamed",
+        "num_wasted",
         "params",
         "prompt_logprobs",
         "record",
@@ -125,6 +138,7 @@ class Request:
         token_bytes: Mapping[int, bytes],
         choice: int = 0,
         streaming: bool = False,
+        domain: bytes = b"",
         submitted_s: float = 0.0,
     ) -> None:
         self.request_id = request_id
@@ -134,6 +148,10 @@ class Request:
         self.tokens = list(prompt)
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
+        self.domain = domain
+        self.num_cached = self.num_lost = self.num_wasted = 0
+        self.num_passed = self.num_preemptions = 0
+        self._key = b""
         self.max_tokens = context_length
         if params.max_tokens is not None:
             self.max_tokens = min(context_length, self.num_prompt + params.max_tokens)
@@ -173,6 +191,13 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def key(self) -> bytes:
+        """The tokens as the prefix cache compares them."""
+        if len(self._key) != TOKEN_BYTES * len(self.tokens):
+            self._key = token_key(self.tokens)
+        return self._key
+
+    @property
     def is_plain(self) -> bool:
         """Whether a token is drawn from its record alone, without lists of counts, biases or bans."""
         return self.counts is None and self.bias is None and self.banned is None
@@ -183,6 +208,11 @@ class Request:
         if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt:
             return len(self.prompt_logprobs) - 1
         return len(self.tokens) - 1
+
+    @property
+    def max_cached(self) -> int:
+        """Tokens that need not be computed if they are cached: those before the first row whose logits are wanted."""
+        return self.next_output_row
 
     def schedule(self, budget: int, outputs: int) -> int:
         """Sets the rows and outputs of the next step within the given bounds; returns the rows."""
@@ -210,6 +240,8 @@ class Request:
             token_ids=self.tokens[self.num_prompt :],
             finish_reason=self.finish_reason,
             num_prompt_tokens=self.num_prompt,
+            num_cached_tokens=self.num_cached,
+            num_wasted_tokens=self.num_wasted,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             timing=timing,

@@ -17,7 +17,8 @@ Sink = Callable[[Update], object]
 
 
 class EngineRunner:
-    """Runs an engine's steps in one thread, which starts with the first request and sleeps while there is no work.
+    """Runs an engine's steps in one thread, which starts with the first request. While there is no work it writes the
+    prefix cache to its store, if it has one, and then sleeps.
 
     Only that thread touches the engine, so no step is ever interrupted half way, whatever happens to the threads that
     wait.
@@ -28,15 +29,17 @@ class EngineRunner:
         self._process = os.getpid()
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._sinks: dict[Request, Sink] = {}
-        self._lock = (
-            threading.RLock()
-        )  # guards the three below; a collected stream may abort while this thread holds it
+        self._lock = threading.RLock()  # guards the four below; a collected stream may abort while this thread holds it
+        self._num_coming = 0  # submitted, and not in the engine's queue yet
         self._thread: threading.Thread | None = None
         self._closed = False
         self._broken: Exception | None = None
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Queues requests, all before the same step; ``sink`` gets each one's updates, the last with a completion."""
+        """Queues requests, all before the same step; ``sink`` gets each one's updates, the last with a completion.
+
+        Raises ``OverloadError``, and queues none, when the queue has no room for all.
+        """
         if os.getpid() != self._process:
             raise PacelineError(
                 "this LLM was loaded before a fork; its threads do not exist here: load it in the child"
@@ -46,6 +49,8 @@ class EngineRunner:
                 raise PacelineError(f"the engine stopped: {self._broken!r}") from self._broken
             if self._closed:
                 raise PacelineError("this LLM is closed")
+            self.engine.scheduler.check_room(len(requests), self._num_coming)
+            self._num_coming += len(requests)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
                 self._thread.start()
@@ -70,6 +75,8 @@ class EngineRunner:
         for request in requests:
             self._sinks[request] = sink
             self.engine.add(request)
+        with self._lock:
+            self._num_coming -= len(requests)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         if self._broken is not None:
@@ -96,9 +103,13 @@ class EngineRunner:
         try:
             while True:
                 while not engine.has_work or not commands.empty():
+                    if not engine.has_work and commands.empty() and engine.persist():
+                        continue
                     command = commands.get()
                     if command is None:
                         self._abort(list(self._sinks))
+                        while engine.persist():
+                            pass
                         return
                     command()
                 for update in engine.step():

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from paceline.engine.request import Request
-from paceline.errors import KVCapacityError
+from paceline.errors import KVCapacityError, OverloadError
 from paceline.kv.layout import pages_for
 from paceline.kv.manager import KVManager
+
+ADMISSION_WINDOW = 64
+"""Waiting requests among which the one with the longest cached prefix is sought."""
+
+MAX_PASSED = 16
+"""A request that so many later ones have passed is the next."""
 
 
 @dataclass
@@ -24,45 +31,75 @@ class Schedule:
     failed: list[Request] = field(default_factory=list)
 
 
+@dataclass
+class CacheCounts:
+    """Tokens that requests looked up in the prefix cache when they first ran, those found, and those that they
+    therefore did not compute. The last token is always computed, and so is what log-probabilities are wanted of."""
+
+    query: int = 0
+    hit: int = 0
+    saved: int = 0
+
+
 class Scheduler:
     """Owns the waiting and running requests and their page tables.
 
     A step takes, within ``token_budget`` rows and ``max_outputs`` outputs: running requests that lack one row (decode),
-    then running ones that lack more (prefill in chunks), then waiting ones, first come first served. A waiting request
-    is admitted when its tokens so far fit in free pages and one more page is free for each running request; it gets all
-    these pages at once, so that a prefill never stalls half way.
+    then running ones that lack more (prefill in chunks), then waiting ones. Among those the one with the longest cached
+    prefix comes first, of equals the one that came first; one that was preempted, or passed by ``MAX_PASSED`` others,
+    before all. A waiting request is admitted when its tokens so far fit in pages that are free or only cached, and one
+    more page is left for each running request: it can make progress, then. It gets all these pages at once, so that a
+    prefill never stalls half way.
 
-    When a decode needs a page and none is free, the running request that loses the least computed work (the latest of
-    equals) gives its pages up and goes back to the front of the queue; its tokens are computed again later, to the same
-    values. The request with the most work is never the one, so the engine always goes on. A request that outgrows the
-    whole pool fails alone.
+    When a decode needs a page and none is free, cached pages go first. Then the running request that loses the least
+    computed work (the latest of equals) gives its pages up to the cache and goes back to the front of the queue; what
+    of them survives there is not computed again. The request with the most work is never the one, so the engine always
+    goes on. A request that outgrows the whole pool fails alone.
     """
 
-    def __init__(self, kv: KVManager, *, max_batch: int, token_budget: int, max_outputs: int) -> None:
+    def __init__(
+        self, kv: KVManager, *, max_batch: int, token_budget: int, max_outputs: int, max_queue: int | None = None
+    ) -> None:
         assert 1 <= max_batch <= min(token_budget, max_outputs)
         self.kv = kv
         self.max_batch = max_batch
         self.token_budget = token_budget
         self.max_outputs = max_outputs
+        self.max_queue = max_queue
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.cache = CacheCounts()
         self.preemptions = 0
         self.wasted_tokens = 0
 
+    def check_room(self, num_requests: int, num_coming: int = 0) -> None:
+        """Raises ``OverloadError`` when so many more requests, with ``num_coming`` that are not queued yet, would make
+        more than ``max_queue`` wait after the batch is full. May be called from another thread."""
+        if self.max_queue is None:
+            return
+        others = len(self.waiting) + num_coming
+        if others + num_requests > self.max_queue + max(0, self.max_batch - len(self.running)):
+            raise OverloadError(others, self.max_queue)
+
     def add(self, request: Request) -> None:
-        """Queues a request."""
+        """Queues a request; ``OverloadError`` when the queue is full."""
+        self.check_room(1)
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> None:
-        """Forgets a request that ended, and frees its pages. The request must be queued or running."""
+    def remove(self, request: Request, *, keep: bool = True) -> None:
+        """Forgets a request that ended; its pages are free, or cached where ``keep`` says that they are right. The
+        request must be queued or running."""
         if request.slot is None:
             self.waiting.remove(request)
+            self._count_waste(request, request.num_lost)
         else:
             self.running.remove(request)
-            self._free(request)
+            self._free(request, keep=keep)
 
-    def plan(self) -> Schedule:
-        """The next step. Empty only when nothing waits or runs, or all that did has failed."""
+    def plan(self, max_prefill_rows: int | None = None) -> Schedule:
+        """The next step, with at most ``max_prefill_rows`` rows of prompts beside decodes. Empty only when nothing
+        waits or runs, or all that did has failed."""
+        self.kv.finish_step()
         schedule = Schedule()
         budget, outputs = self.token_budget, self.max_outputs
         prefills: list[Request] = []
@@ -82,6 +119,8 @@ class Scheduler:
         # Preemption may have taken decodes out again, so what is left is counted only here.
         budget -= len(schedule.requests)
         outputs -= len(schedule.requests)
+        if schedule.requests and max_prefill_rows is not None:
+            budget = min(budget, max_prefill_rows)
         queued = iter(prefills)
         while budget > 0:
             candidate = next(queued, None) or self._admit(schedule)
@@ -91,30 +130,62 @@ class Scheduler:
                 continue
             rows = candidate.schedule(budget, outputs)
             if rows > 0:
+                self.kv.slide(candidate.slot, candidate.num_computed)
+                self.kv.publish(candidate.slot, candidate.tokens, candidate.num_computed + rows)
                 schedule.requests.append(candidate)
                 budget -= rows
                 outputs -= candidate.num_outputs
         return schedule
 
+    def abandon(self, schedule: Schedule) -> None:
+        """Undoes a step that failed, but for its requests, which must be removed without keeping their pages.
+
+        What was published is computed by nobody now, so others that were to share it go back to the queue.
+        """
+        self.kv.discard_step()
+        for request in reversed(schedule.admitted):
+            if request not in schedule.requests:
+                self.running.remove(request)
+                self._free(request, keep=False)
+                self.waiting.appendleft(request)
+
     def _admit(self, schedule: Schedule) -> Request | None:
-        """Moves the first waiting request to the running ones if there is room, past those that can never run."""
+        """Moves a waiting request to the running ones if there is room, past those that can never run."""
         while self.waiting and len(self.running) < self.max_batch:
-            request = self.waiting[0]
-            num_tokens = len(request.tokens)
-            needed = pages_for(num_tokens)
-            if needed > self.kv.pool.num_pages:
-                self._fail(self.waiting.popleft(), schedule)
+            at = self._next_waiting()
+            request = self.waiting[at]
+            if pages_for(len(request.tokens)) > self.kv.pool.num_pages:
+                del self.waiting[at]
+                self._fail(request, schedule)
                 continue
-            if needed + len(self.running) > self.kv.pool.num_free:
+            opened = self.kv.open(request.domain, request.key, limit=request.max_cached, reserve=len(self.running))
+            if opened is None:
                 return None
-            self.waiting.popleft()
-            request.slot = self.kv.open()
-            grown = self.kv.grow(request.slot, num_tokens)
-            assert grown
+            if at > 0:
+                self.waiting[0].num_passed += 1
+            del self.waiting[at]
+            request.slot = opened.slot
+            request.num_computed = opened.num_cached
+            if request.num_preemptions == 0:
+                request.num_cached = opened.num_cached
+                self.cache.query += len(request.tokens)
+                self.cache.hit += opened.num_found
+                self.cache.saved += opened.num_cached
+            self._count_waste(request, max(0, request.num_lost - opened.num_cached))
             self.running.append(request)
             schedule.admitted.append(request)
             return request
         return None
+
+    def _next_waiting(self) -> int:
+        """The place in the queue of the request to admit next."""
+        first = self.waiting[0]
+        if len(self.waiting) == 1 or first.num_preemptions or first.num_passed >= MAX_PASSED:
+            return 0
+        if not self.kv.prefix_cache:
+            return 0
+        lengths = [self.kv.lookup(r.domain, r.key) for r in islice(self.waiting, ADMISSION_WINDOW)]
+        return lengths.index(max(lengths))
 
     def _make_room(self, request: Request, schedule: Schedule) -> bool:
         """Grows a request's pages as its tokens need, at others' cost if it must; False when it runs no longer."""
@@ -125,6 +196,8 @@ class Scheduler:
             self._free(request)
             self._fail(request, schedule)
             return False
+        self.kv.publish(request.slot, request.tokens, request.num_computed)
+        self.kv.slide(request.slot, request.num_computed)
         while not self.kv.grow(request.slot, num_tokens):
             victim = min(self.running, key=lambda r: (r.num_computed, -r.request_id))
             self._preempt(victim)
@@ -136,18 +209,24 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         self.preemptions += 1
-        self.wasted_tokens += victim.num_computed
+        victim.num_preemptions += 1
+        victim.num_lost = victim.num_computed
         self.running.remove(victim)
         self._free(victim)
         self.waiting.appendleft(victim)
+
+    def _count_waste(self, request: Request, num_tokens: int) -> None:
+        request.num_wasted += num_tokens
+        request.num_lost = 0
+        self.wasted_tokens += num_tokens
 
     def _fail(self, request: Request, schedule: Schedule) -> None:
         request.error = KVCapacityError(len(request.tokens), self.kv.num_pool_tokens)
         schedule.failed.append(request)
 
-    def _free(self, request: Request) -> None:
+    def _free(self, request: Request, *, keep: bool = True) -> None:
         assert request.slot is not None
-        self.kv.close(request.slot)
+        self.kv.close(request.slot, request.tokens, request.num_computed if keep else 0)
         request.slot = None
         request.num_computed = 0
         request.num_scheduled = request.num_outputs = 0

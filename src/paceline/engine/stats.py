@@ -14,8 +14,11 @@ class EngineStats:
     requests_finished, requests_failed ended well or aborted; ended by an error
     preemptions, wasted_tokens         requests that gave their pages up, and positions that had been computed for them
     num_running, num_waiting           requests with and without pages now
-    pages_used, pages_touched, pages_total
-                                       pages owned now, ever owned (so in memory), and in the pool
+    cache_query_tokens, cache_hit_tokens, cache_saved_tokens
+                                       looked up in the prefix cache, found there, and therefore not computed
+    pages_used, pages_cached, pages_touched, pages_total
+                                       pages that requests hold now, that only the cache holds, ever used (so in
+    memory), in the pool
     python_s, executor_s               time in Python (planning, committing, text) and in the executor while there was
     work
     """
@@ -29,7 +32,11 @@ class EngineStats:
     wasted_tokens: int
     num_running: int
     num_waiting: int
+    cache_query_tokens: int
+    cache_hit_tokens: int
+    cache_saved_tokens: int
     pages_used: int
+    pages_cached: int
     pages_touched: int
     pages_total: int
     python_s: float

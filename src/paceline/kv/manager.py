@@ -1,76 +1,413 @@
-"""The page tables of the running sequences."""
+"""The page tables of the running sequences, over the pages that they and the prefix tree share."""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import PAGE_TOKENS
+from paceline.config import PAGE_TOKENS, SPLIT_TOKENS
 from paceline.kv.layout import pages_for
 from paceline.kv.pool import PagePool
+from paceline.kv.radix import TOKEN_BYTES, Match, Node, RadixTree
+
+
+class Entry(Protocol):
+    """A stored page: its id, the page before it, whose it is, its tokens."""
+
+    @property
+    def entry(self) -> int: ...
+
+    @property
+    def parent(self) -> int | None: ...
+
+    @property
+    def domain(self) -> bytes: ...
+
+    @property
+    def tokens(self) -> bytes: ...
+
+
+class Store(Protocol):
+    """What the manager needs of a store on disk; see ``kv.store.PageStore``."""
+
+    def entries(self) -> Iterator[Entry]: ...
+
+    def put(self, parent: int | None, domain: bytes, tokens: bytes, page: NDArray[np.uint8]) -> int | None: ...
+
+    def read(self, entry: int, into: NDArray[np.uint8]) -> bool: ...
+
+    def touch(self, entry: int) -> None: ...
+
+    def evicted(self) -> list[int]: ...
+
+
+@dataclass
+class Opened:
+    """A new sequence: the keys and values of its first ``num_cached`` tokens are there; ``num_found`` were known."""
+
+    slot: int
+    num_cached: int
+    num_found: int
+
+
+@dataclass
+class _Sequence:
+    """Pages of a sequence in order of its tokens (None: fell out of the sliding window), and its place in the tree.
+
+    tip  the node of the last published page (or the root), None when nothing more is published
+    pinned  pages of the tree on the way to ``tip`` that are not this sequence's own
+    """
+
+    pages: list[int | None] = field(default_factory=list)
+    tip: Node | None = None
+    num_published: int = 0
+    pinned: list[int] = field(default_factory=list)
 
 
 class KVManager:
     """Page tables of at most ``max_sequences`` sequences of at most ``max_tokens`` tokens over a pool.
 
     A sequence is a slot 0 .. max_sequences-1 between ``open`` and ``close``; it owns the pages of its table.
-    ``table`` [max_sequences, p] i32 is row by row what a step's plan needs; entries past a sequence's pages are stale.
+    ``table`` [max_sequences, p] i32 is row by row what a step's plan needs; entries past a sequence's pages are stale,
+    and so are those before its sliding window.
     ``capacity`` [max_sequences] lists the tokens that each slot's pages hold. ``num_changes`` counts changes of tables.
     Read all three, change none.
+
+    Whole pages enter the prefix tree (``publish``) when the step that computes them is planned: a sequence that is
+    opened after that, even for the same step, shares them, since a step writes the keys and values of a layer before it
+    reads any. A partly equal page is copied, before the step computes anything; ``page_copies`` lists what to copy.
     """
 
-    def __init__(self, num_pages: int, max_sequences: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        max_sequences: int,
+        max_tokens: int,
+        *,
+        prefix_cache: bool = True,
+        window: int | None = None,
+    ) -> None:
         self.pool = PagePool(num_pages)
+        self.tree = RadixTree(self.pool, windowed=window is not None)
+        self.prefix_cache = prefix_cache
+        self.window = window
         self.table: NDArray[np.int32] = np.zeros((max_sequences, max(1, pages_for(max_tokens))), np.int32)
         self.capacity = [0] * max_sequences
         self.num_changes = 0
-        self._pages: list[list[int]] = [[] for _ in range(max_sequences)]
+        self.page_copies: list[tuple[int, int]] = []
+        self._sequences: list[_Sequence | None] = [None] * max_sequences
         self._free_slots = list(range(max_sequences - 1, -1, -1))
+        self._copy_sources: list[int] = []  # locked until the step that copies them has run
+        self._fresh: list[Node] = []  # published for the step under way: not computed yet
+        self._store: Store | None = None
+        self._memory: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
+        self._stored: dict[int, Node] = {}
+        self._unsaved: deque[Node] = deque()
 
     @property
     def num_pool_tokens(self) -> int:
         """Tokens that the whole pool holds."""
         return self.pool.num_pages * PAGE_TOKENS
 
-    def open(self) -> int:
-        """A slot for a new sequence, without pages."""
-        return self._free_slots.pop()
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or can be made free."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    # Sequences
+
+    def finish_step(self) -> None:
+        """Forgets what the step that has run was to copy and compute. May be called again."""
+        for page in self._copy_sources:
+            self.tree.unlock(page)
+        self._copy_sources.clear()
+        self.page_copies = []
+        self._fresh.clear()
+
+    def discard_step(self) -> None:
+        """Takes back what was published for a step that failed. Its sequences must be closed without publishing."""
+        for node in reversed(self._fresh):
+            self.tree.drop(node)
+        self._fresh.clear()
+
+    def lookup(self, domain: bytes, tokens: bytes) -> int:
+        """Leading tokens (int32, as bytes) whose keys and values are known."""
+        return self.tree.match(domain, tokens).num_tokens if self.prefix_cache else 0
+
+    def open(self, domain: bytes, tokens: bytes, *, limit: int, reserve: int = 0) -> Opened | None:
+        """A slot for a sequence of ``tokens``, with pages for all of them; at most ``limit`` of them count as cached.
+
+        None, and nothing changed but the cache, unless ``reserve`` more pages could be had.
+        """
+        found = self.tree.match(domain, tokens) if self.prefix_cache else Match()
+        match = self._reachable(found.cut(limit))
+        if match.partial is not None and match.partial in self._fresh:  # nothing to copy yet
+            match = match.cut(len(match.nodes) * PAGE_TOKENS)
+        total = pages_for(len(tokens) // TOKEN_BYTES)
+        sequence = self._acquire(match, total, reserve)
+        if sequence is None and match.partial is not None:  # the page to copy from may be the one that is missing
+            match = match.cut(len(match.nodes) * PAGE_TOKENS)
+            sequence = self._acquire(match, total, reserve)
+        if sequence is None:
+            return None
+        if not self._fill(sequence, match):  # a stored page is damaged and has left the tree
+            self._release(sequence)
+            return self.open(domain, tokens, limit=limit, reserve=reserve)
+        self.tree.touch(match.nodes)
+        while len(sequence.pages) < total:
+            sequence.pages.append(self._allocate())
+        if self.prefix_cache:
+            sequence.tip = match.nodes[-1] if match.nodes else self.tree.root(domain)
+            sequence.num_published = len(match.nodes)
+        slot = self._free_slots.pop()
+        self._sequences[slot] = sequence
+        self.table[slot, :total] = [page or 0 for page in sequence.pages]
+        self.capacity[slot] = total * PAGE_TOKENS
+        self.num_changes += 1
+        return Opened(slot, match.num_tokens, found.num_tokens)
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Gives a sequence the pages to hold ``num_tokens``; False, and nothing changed, when too few are free."""
-        pages = self._pages[slot]
-        missing = pages_for(num_tokens) - len(pages)
+        """Gives a sequence the pages to hold ``num_tokens``; False, and nothing changed but the cache, when too few can
+        be had."""
+        sequence = self._sequence(slot)
+        missing = pages_for(num_tokens) - len(sequence.pages)
         if missing <= 0:
             return True
-        if missing > self.pool.num_free:
+        if not self._free_up(missing):
             return False
         for _ in range(missing):
-            page = self.pool.allocate()
-            assert page is not None
-            self.table[slot, len(pages)] = page
-            pages.append(page)
-        self.capacity[slot] = len(pages) * PAGE_TOKENS
+            page = self._allocate()
+            self.table[slot, len(sequence.pages)] = page
+            sequence.pages.append(page)
+        self.capacity[slot] = len(sequence.pages) * PAGE_TOKENS
         self.num_changes += 1
         return True
 
-    def close(self, slot: int) -> None:
-        """Ends a sequence: its pages lose an owner, the last page first, and the slot is free."""
-        for page in reversed(self._pages[slot]):
-            self.pool.release(page)
-        self._pages[slot] = []
+    def slide(self, slot: int, num_computed: int) -> None:
+        """Gives up the pages that no row from position ``num_computed`` on will read."""
+        pages = self._sequence(slot).pages
+        for at in range(self._first_page(num_computed) - 1, -1, -1):
+            page = pages[at]
+            if page is None:
+                break
+            pages[at] = None
+            self.tree.unlock(page)
+
+    def publish(self, slot: int, tokens: Sequence[int], num_tokens: int) -> None:
+        """Puts the whole pages of the first ``num_tokens`` into the prefix tree: they are computed, or will be by the
+        step under way."""
+        sequence = self._sequence(slot)
+        for at in range(sequence.num_published, num_tokens // PAGE_TOKENS):
+            tip, page = sequence.tip, sequence.pages[at]
+            if tip is None or page is None or (tip.page is None and tip.parent is not None):
+                sequence.tip = None  # its place in the tree has gone
+                return
+            node = self.tree.insert(tip, token_key(tokens[at * PAGE_TOKENS : (at + 1) * PAGE_TOKENS]), page)
+            assert node is not None
+            assert node.page is not None
+            if node.page == page:
+                self._fresh.append(node)
+            else:
+                self.tree.lock(node.page)
+                sequence.pinned.append(node.page)
+            sequence.tip = node
+            sequence.num_published = at + 1
+
+    def close(self, slot: int, tokens: Sequence[int] = (), num_computed: int = 0) -> None:
+        """Ends a sequence. Its first ``num_computed`` tokens stay in the prefix tree, the last, partly filled page too;
+        its pages lose an owner, the last page first, and the slot is free."""
+        sequence = self._sequence(slot)
+        if num_computed > 0:
+            self.publish(slot, tokens, num_computed)
+            whole = num_computed // PAGE_TOKENS
+            tip = sequence.tip
+            page = sequence.pages[whole] if whole < len(sequence.pages) else None
+            if tip is not None and page is not None and num_computed % PAGE_TOKENS and sequence.num_published == whole:
+                self.tree.insert(tip, token_key(tokens[whole * PAGE_TOKENS : num_computed]), page)
+            self._remember(tip)
+        self._release(sequence)
+        self._sequences[slot] = None
         self.capacity[slot] = 0
         self.num_changes += 1
         self._free_slots.append(slot)
 
-    def pages(self, slot: int) -> tuple[int, ...]:
-        """The pages of a sequence, in order of its tokens."""
-        return tuple(self._pages[slot])
+    def pages(self, slot: int) -> tuple[int | None, ...]:
+        """The pages of a sequence, in order of its tokens; None for those before its sliding window."""
+        return tuple(self._sequence(slot).pages)
+
+    # The store
+
+    def use_store(self, store: Store, memory: NDArray[np.uint8]) -> None:
+        """Finds what ``store`` holds, and keeps whole pages there too. ``memory`` [num_pages, page_bytes] is the
+        pool."""
+        self._store, self._memory = store, memory
+        for stored in store.entries():
+            parent = self.tree.root(stored.domain) if stored.parent is None else self._stored[stored.parent]
+            self._stored[stored.entry] = self.tree.attach(parent, stored.tokens, stored.entry)
+
+    def persist(self, max_pages: int) -> int:
+        """Writes up to ``max_pages`` pages that are not in the store yet; returns how many wait still."""
+        while self._store is not None and self._unsaved and max_pages > 0:
+            node = self._unsaved.popleft()
+            parent = node.parent
+            if node.page is None or node.entry is not None or parent is None:
+                continue  # evicted, or written under another name
+            if parent.parent is not None and parent.entry is None:
+                continue
+            root = parent
+            while root.parent is not None:
+                root = root.parent
+            entry = self._store.put(parent.entry, root.tokens, node.tokens, self._memory[node.page])
+            if entry is not None:
+                node.entry = entry
+                self._stored[entry] = node
+            self._forget_evicted()
+            max_pages -= 1
+        return len(self._unsaved)
+
+    def _remember(self, tip: Node | None) -> None:
+        """Queues the pages up to ``tip`` for the store, first page first, and marks them as used."""
+        chain: list[Node] = []
+        while tip is not None and tip.parent is not None:
+            chain.append(tip)
+            tip = tip.parent
+        self.tree.touch(chain)
+        if self._store is None:
+            return
+        for node in reversed(chain):
+            if node.entry is not None:
+                self._store.touch(node.entry)
+            else:
+                self._unsaved.append(node)
+
+    def _forget_evicted(self) -> None:
+        assert self._store is not None
+        for entry in self._store.evicted():
+            node = self._stored.pop(entry)
+            if node.entry == entry:
+                self.tree.unstore(node)
+
+    def _load(self, node: Node, page: int) -> bool:
+        """Fills a page from the store; False, and the node is out of the tree, when what is stored is damaged."""
+        assert self._store is not None
+        assert node.entry is not None
+        if self._store.read(node.entry, self._memory[page]):
+            self._store.touch(node.entry)
+            return True
+        self._forget_evicted()
+        if node.entry is not None:
+            self.tree.drop(node)
+        return False
+
+    # Pages
+
+    def _sequence(self, slot: int) -> _Sequence:
+        sequence = self._sequences[slot]
+        assert sequence is not None, f"slot {slot} is free"
+        return sequence
+
+    def _first_page(self, position: int) -> int:
+        """The first page that a row at ``position`` reads."""
+        if self.window is None:
+            return 0
+        return max(0, position - self.window + 1) // SPLIT_TOKENS * (SPLIT_TOKENS // PAGE_TOKENS)
+
+    def _reachable(self, match: Match) -> Match:
+        """The longest beginning of a match from which a sequence can go on: all pages that its next row reads are
+        resident or stored."""
+        if self.window is None:
+            return match
+        missing = [at for at, node in enumerate(match.nodes) if node.page is None and node.entry is None]
+        while missing and self._first_page(match.num_tokens) <= missing[-1]:
+            match = match.cut(missing.pop() * PAGE_TOKENS)
+        return match
+
+    def _acquire(self, match: Match, total: int, reserve: int) -> _Sequence | None:
+        """Locks the resident pages of a match and makes room for the rest; None, and nothing locked, without room."""
+        first = self._first_page(match.num_tokens)
+        resident = [node.page for node in match.nodes[first:] if node.page is not None]
+        locked = list(resident)
+        if match.partial is not None and match.partial.page is not None:
+            locked.append(match.partial.page)
+        for page in locked:
+            self.tree.lock(page)
+        needed = total - first - len(resident)
+        if needed + reserve > self.num_available or not self._free_up(needed):
+            for page in reversed(locked):
+                self.tree.unlock(page)
+            return None
+        sequence = _Sequence()
+        sequence.pages = [None] * first
+        sequence.pinned = locked  # until _fill has given each its place
+        return sequence
+
+    def _fill(self, sequence: _Sequence, match: Match) -> bool:
+        """Gives a sequence the pages of a match; False when one could not be read."""
+        for node in match.nodes[len(sequence.pages) :]:
+            if node.page is None:
+                page = self._allocate()
+                if not self._load(node, page):
+                    self.pool.release(page)
+                    return False
+                self.tree.settle_loaded(node, page)
+                self.tree.lock(page)
+            else:
+                page = node.page
+                sequence.pinned.remove(page)
+            sequence.pages.append(page)
+        source = match.partial
+        if source is not None:
+            page = self._allocate()
+            sequence.pages.append(page)
+            if source.page is None:
+                return self._load(source, page)
+            sequence.pinned.remove(source.page)
+            self._copy_sources.append(source.page)
+            self.page_copies.append((source.page, page))
+        return True
+
+    def _release(self, sequence: _Sequence) -> None:
+        for page in reversed(sequence.pages):
+            if page is not None:
+                self.tree.unlock(page)
+        for page in reversed(sequence.pinned):
+            self.tree.unlock(page)
+
+    def _free_up(self, num_pages: int) -> bool:
+        """Makes so many pages free, at the cache's cost; False when that is not enough."""
+        missing = num_pages - self.pool.num_free
+        return missing <= 0 or (missing <= self.tree.num_evictable and self.tree.evict(missing) == missing)
+
+    def _allocate(self) -> int:
+        page = self.pool.allocate()
+        assert page is not None
+        return page
 
     def check(self) -> None:
-        """Asserts that tables, capacities, slots and the pool agree."""
+        """Asserts that tables, capacities, slots, the tree and the pool agree."""
         assert len(set(self._free_slots)) == len(self._free_slots), "a slot is free twice"
-        for slot, pages in enumerate(self._pages):
+        owned = list(self._copy_sources)
+        for slot, sequence in enumerate(self._sequences):
+            assert (sequence is None) == (slot in self._free_slots), f"slot {slot} is free and in use, or neither"
+            if sequence is None:
+                assert self.capacity[slot] == 0, f"capacity of free slot {slot}"
+                continue
+            pages = sequence.pages
             assert self.capacity[slot] == len(pages) * PAGE_TOKENS, f"capacity of slot {slot}"
-            assert self.table[slot, : len(pages)].tolist() == pages, f"table of slot {slot}"
-            assert not (pages and slot in self._free_slots), f"slot {slot} is free and owns pages"
-        self.pool.check(page for pages in self._pages for page in pages)
+            for at, page in enumerate(pages):
+                assert page is None or self.table[slot, at] == page, f"table of slot {slot}"
+            owned += [page for page in pages if page is not None]
+            owned += sequence.pinned
+        owned += [node.page for node in self.tree.nodes() if node.page is not None]
+        self.pool.check(owned)
+        self.tree.check()
+
+
+def token_key(tokens: Sequence[int]) -> bytes:
+    """Token ids as int32, little-endian: what the tree and the store compare."""
+    return np.array(tokens, "<i4").tobytes()

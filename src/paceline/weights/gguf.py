@@ -97,6 +97,11 @@ class GGUFCheckpoint:
     def path(self) -> str:
         return str(self._path)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that the model is made of, for ``model_hash``."""
+        return (self._path,)
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 

@@ -80,6 +80,11 @@ class HuggingFaceCheckpoint:
     def path(self) -> str:
         return str(self._path)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that the model is made of, for ``model_hash``: the tokenizer's files change no key and no value."""
+        return (self._path / "config.json", *self._buffers)
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
