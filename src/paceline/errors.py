@@ -105,6 +105,7 @@ class OverloadError(CapacityError):
             f"{num_waiting} requests wait and the queue holds {max_queue}: try again later, or raise max_queue"
         )
 
+
 class CacheDirectoryError(PacelineError):
     """The prefix cache cannot be kept in the directory that was given."""
 
