@@ -131,9 +131,8 @@ def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
             if cell.cache != "disk":
                 found.setdefault(cell, "crossed")
 
-    def load_order(cell: Cell) -> tuple[bool, bool, bool, bool]:
-        # The plain path's engine is open already; a cache on disk is loaded by itself, and leaves none open.
-        return (cell.is_loaded_apart, cell.kv_dtype is not None, cell.isa is not None, cell.num_threads > 1)
+    def load_order(cell: Cell) -> tuple[bool, bool]:
+        return cell.is_loaded_apart, cell.num_threads > 1  # the plain path's engine is open already
 
     return [(found[cell], cell) for cell in sorted(found, key=load_order)]
 

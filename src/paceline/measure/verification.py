@@ -98,25 +98,31 @@ def verify(
     to compare. What any other path raises is a FAIL of its cell."""
     started_s = time.perf_counter()
     matrix = _Matrix(load, config, host, effort or (FULL if full else QUICK))
-    listed = cells(host, full=full)
-    formats = [kv_dtype for kv_dtype in (config.kv_dtype, *host.kv_formats) if kv_dtype != "f16"]
-    total = len(listed) + len(formats) + 2
+    stages = _stages(matrix, config.kv_dtype, host, full=full)
+    total = len(stages) + 1
     report(1, total)
     results: list[Result] = []
-    # While the engine with all threads is open: what needs another load comes after it.
-    late = next((at for at, (_, cell) in enumerate(listed) if cell.is_loaded_apart), len(listed))
-    stages: list[Callable[[], list[Result]]] = [
-        *(partial(matrix.cell, *entry) for entry in listed[:late]),
-        matrix.sampling,
-        *(partial(matrix.format, kv_dtype) for kv_dtype in formats),
-        *(partial(matrix.cell, *entry) for entry in listed[late:]),
-    ]
     for done, stage in enumerate(stages, start=2):
         results += stage()
         report(done, total)
     matrix.bench.close()
     results.sort(key=lambda result: (ORDER.index(result.dimension), result.varied if result.dimension == "kv" else ""))
     return Proof(matrix.plain_path, tuple(results), time.perf_counter() - started_s)
+
+
+def _stages(matrix: _Matrix, kv_dtype: KVFormat, host: Host, *, full: bool) -> list[Callable[[], list[Result]]]:
+    """What is to be run, in an order in which weights are seldom loaded: what the open engine can do, then format by
+    format, then the rest."""
+    listed = cells(host, full=full)
+    near = [entry for entry in listed if not entry[1].is_loaded_apart]
+    stages: list[Callable[[], list[Result]]] = [partial(matrix.cell, *entry) for entry in near]
+    stages.append(matrix.sampling)
+    for other in (kv_dtype, *host.kv_formats):
+        if other != "f16":
+            stages.append(partial(matrix.format, other))
+        stages += [partial(matrix.cell, *entry) for entry in listed if entry[1].kv_dtype == other]
+    rest = [entry for entry in listed if entry[1].is_loaded_apart and entry[1].kv_dtype is None]
+    return stages + [partial(matrix.cell, *entry) for entry in rest]
 
 
 class _Matrix:
