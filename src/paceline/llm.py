@@ -25,6 +25,7 @@ from paceline.engine.stream import DeltaStream, Gathering
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, MemoryPlan, plan_memory
+from paceline.kv.store import PageStore
 from paceline.machine import detect_machine
 from paceline.params import SamplingParams
 
@@ -96,6 +97,7 @@ class LLM:
     def _load(self, model: str, config: EngineConfig, executor: str, wrap: Callable[[Executor], Executor]) -> None:
         """Everything from the name of a model to a running engine."""
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
+        from paceline.engine.persistence import open_store
         from paceline.text.chat import load_chat_template
         from paceline.text.tokenizer import load_tokenizer
         from paceline.weights.catalog import resolve_model
@@ -130,7 +132,9 @@ class LLM:
             from paceline.executors.reference import ReferenceExecutor
 
             loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
-        self._assemble(wrap(loaded), tokenizer, config, load_chat_template(checkpoint), memory)
+        template = load_chat_template(checkpoint)
+        store = open_store(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1])
+        self._assemble(wrap(loaded), tokenizer, config, template, memory, store)
 
     @classmethod
     def from_parts(
@@ -159,6 +163,7 @@ class LLM:
         config: EngineConfig,
         chat_template: Template | None,
         memory: MemoryPlan,
+        store: PageStore | None = None,
     ) -> None:
         self.config = config
         self.model_config = executor.model
@@ -172,11 +177,11 @@ class LLM:
             num_pages=executor.num_pages,
         )
         self._executor = executor
-        self._engine = Engine(executor, tokenizer, config)
+        self._engine = Engine(executor, tokenizer, config, store=store)
         self._runner = EngineRunner(self._engine)
         # The runner's thread does not refer to this object, so dropping the LLM (or leaving the program) ends the
         # thread.
-        self._finalizer = weakref.finalize(self, self._runner.close)
+        self._finalizer = weakref.finalize(self, _shut_down, self._runner, store)
 
     # Asking
 
@@ -411,6 +416,12 @@ class LLM:
             if len(each) != len(items):
                 raise ParameterError("params", len(each), f"one, or as many as there are prompts ({len(items)})")
         return [self._requests(prompt, one, cache_domain) for prompt, one in zip(items, each, strict=True)]
+
+
+def _shut_down(runner: EngineRunner, store: PageStore | None) -> None:
+    runner.close()
+    if store is not None:
+        store.close()
 
 
 def _is_list_like(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tiny_models import tiny_config
 
 from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.kv.identity import StoreKey, domain_key, store_key
-from paceline.kv.store import PageStore, StoredPage
+from paceline.kv.store import JOURNAL_BYTES_PER_SLOT, PageStore, StoredPage
 
 PAGE_BYTES = 96
 DOMAIN = domain_key("tests")
@@ -87,3 +88,17 @@ def right_pages(store: PageStore) -> set[Chain]:
 def path(*numbers: int, domain: bytes = DOMAIN) -> Chain:
     """The chain of pages of those numbers."""
     return (domain, *map(tokens, numbers))
+
+
+def folder_of(directory: Path, name: str = "model") -> Path:
+    """The folder of a model."""
+    return directory / key(name).digest().hex()[:32]
+
+
+def limit_for(num_pages: int, directory: Path) -> int:
+    """The limit under which exactly so many pages fit; the directory is made for it and removed again."""
+    store = open_store(directory / "measure")
+    empty = store.num_bytes
+    store.close()
+    shutil.rmtree(directory / "measure")
+    return empty + num_pages * (PAGE_BYTES + JOURNAL_BYTES_PER_SLOT)

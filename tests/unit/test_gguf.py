@@ -210,6 +210,7 @@ def test_llama_config_and_tensors(tmp_path: Path) -> None:
     )
     assert checkpoint.interleaved_rope is True
     assert checkpoint.path == str(path)
+    assert checkpoint.files == (path,)
     assert set(checkpoint.names()) == set(tensor_shapes())
     generator = np.random.default_rng(0)
     for name, shape in tensor_shapes().items():

@@ -1,11 +1,8 @@
-"""The store of pages on disk: what is kept, what leaves first, what is refused, and that no damage is ever read."""
+"""The store of pages on disk: what is kept, what leaves first, and what is refused."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +12,9 @@ import pytest
 from stored_pages import (
     DOMAIN,
     PAGE_BYTES,
-    chains,
+    folder_of,
     key,
+    limit_for,
     open_store,
     page_of,
     path,
@@ -30,21 +28,6 @@ from paceline.errors import CacheDirectoryError
 from paceline.kv.identity import domain_key
 from paceline.kv.journal import HEADER_BYTES, PUT_BYTES
 from paceline.kv.store import JOURNAL_BYTES_PER_SLOT, PageStore
-
-
-def folder_of(directory: Path, name: str = "model") -> Path:
-    """The folder of a model."""
-    return directory / key(name).digest().hex()[:32]
-
-
-def limit_for(num_pages: int, directory: Path) -> int:
-    """The limit under which exactly so many pages fit; the directory is made for it and removed again."""
-    store = open_store(directory / "measure")
-    empty = store.num_bytes
-    store.close()
-    shutil.rmtree(directory / "measure")
-    return empty + num_pages * (PAGE_BYTES + JOURNAL_BYTES_PER_SLOT)
-
 
 # Keeping
 
@@ -98,6 +81,17 @@ def test_a_chain_cannot_change_its_domain(tmp_path: Path) -> None:
     (entry,) = put_path(store, 1)
     with pytest.raises(AssertionError, match="domain"):
         store.put(entry, domain_key("other"), tokens(2), page_of(path(2)))
+    store.close()
+
+
+def test_other_page_sizes_are_another_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put_path(store, 1)
+    store.close()
+    store = PageStore.open(tmp_path, key(), page_bytes=PAGE_BYTES // 2, max_bytes=2**20)
+    assert len(store) == 0
+    page = np.arange(PAGE_BYTES // 2, dtype=np.uint8)
+    assert store.put(None, DOMAIN, tokens(1), page) is not None
     store.close()
 
 
@@ -304,167 +298,4 @@ def test_a_full_disk_is_told_once_and_what_is_there_stays(tmp_path: Path, room: 
     assert len(store) == int(ended.stdout)
     put_path(store, 100)
     store.check()
-    store.close()
-
-
-# Damage
-
-
-@pytest.fixture
-def small_store(tmp_path: Path) -> Path:
-    """A closed store: two chains, and the record of a page that was evicted and whose slot is used again."""
-    directory = tmp_path / "original"
-    store = open_store(directory, max_bytes=limit_for(4, tmp_path))
-    put_path(store, 9)
-    put_path(store, 1, 2)
-    put_path(store, 3)
-    put_path(store, 1, 4)
-    assert len(store.evicted()) == 1
-    assert right_pages(store) == {path(1), path(1, 2), path(3), path(1, 4)}
-    store.close()
-    return directory
-
-
-class Damage:
-    """Puts damaged files in the place of a closed store's own and looks at what it yields then."""
-
-    def __init__(self, directory: Path, file: str) -> None:
-        self.directory = directory
-        self.folder = folder_of(directory)
-        self.file = file
-        self.whole = {name: (self.folder / name).read_bytes() for name in ("index.log", "pages.bin")}
-        self.data = self.whole[file]
-
-    def num_right(self, data: bytes, *, go_on: bool) -> int:
-        """Pages that are there, all of them right. ``go_on`` also adds one, and opens the store once more."""
-        for name, content in self.whole.items():
-            (self.folder / name).write_bytes(data if name == self.file else content)
-        store = open_store(self.directory)
-        there = right_pages(store)
-        if go_on:
-            assert put_path(store, 8) != [None]
-            store.close()
-            store = open_store(self.directory)
-            assert right_pages(store) == there | {path(8)}
-            assert store.num_corrupt == 0, "what is damaged is dropped once"
-        store.close()
-        return len(there)
-
-
-@pytest.mark.parametrize("file", ["index.log", "pages.bin"])
-def test_a_file_cut_anywhere_loses_only_what_was_behind(small_store: Path, file: str) -> None:
-    damage = Damage(small_store, file)
-    counts = [damage.num_right(damage.data[:end], go_on=end % 16 == 0) for end in range(len(damage.data))]
-    assert damage.num_right(damage.data, go_on=True) == 4
-    assert counts[0] == 0
-    assert counts[-1] == 3, "the last byte belongs to a page"
-    if file == "pages.bin":
-        # The slots hold 4 (child of 1), 1, 2 (child of 1), 3.
-        assert [counts[PAGE_BYTES * slots] for slots in range(4)] == [0, 0, 2, 3]
-
-
-@pytest.mark.parametrize("file", ["index.log", "pages.bin"])
-def test_a_changed_byte_is_never_read(small_store: Path, file: str) -> None:
-    rng = random.Random(file)
-    damage = Damage(small_store, file)
-    for position in range(len(damage.data)):
-        changed = bytearray(damage.data)
-        changed[position] ^= rng.randrange(1, 256)
-        assert damage.num_right(bytes(changed), go_on=position % 16 == 0) < 4
-
-
-def test_a_damaged_page_takes_its_descendants_along(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    entries = put_path(store, 1, 2, 3)
-    (other,) = put_path(store, 4)
-    with (folder_of(tmp_path) / "pages.bin").open("r+b") as file:
-        file.seek(PAGE_BYTES + 5)
-        file.write(b"\x00\xff\x00")
-    assert read(store, entries[1] or 0) is None
-    assert store.num_corrupt == 1
-    assert store.evicted() == [entries[2], entries[1]]
-    assert set(chains(store)) == {entries[0], other}
-    store.check()
-    assert put_path(store, 1, 2)[1] is not None, "and can be kept again"
-    assert right_pages(store) == {path(1), path(1, 2), path(4)}
-    store.close()
-
-
-def test_pages_in_each_others_places_do_not_pass(tmp_path: Path) -> None:
-    """Two whole pages, each with a checksum that is right where it belongs."""
-    store = open_store(tmp_path)
-    put_path(store, 1)
-    put_path(store, 2)
-    store.close()
-    file = folder_of(tmp_path) / "pages.bin"
-    data = file.read_bytes()
-    file.write_bytes(data[PAGE_BYTES:] + data[:PAGE_BYTES])
-    store = open_store(tmp_path)
-    assert right_pages(store) == set()
-    assert store.num_corrupt == 2
-    store.close()
-
-
-def test_equal_pages_of_different_chains_do_not_pass_for_each_other(tmp_path: Path) -> None:
-    """The checksum covers whose page it is, not its bytes alone."""
-    store = open_store(tmp_path)
-    page = page_of(path(1))
-    first = store.put(None, DOMAIN, tokens(1), page)
-    second = store.put(None, DOMAIN, tokens(2), page)
-    first_record, second_record = (store._entries.get(entry or 0).record for entry in (first, second))  # type: ignore[union-attr]
-    assert first_record.checksum != second_record.checksum
-    store.close()
-
-
-def test_any_journal_with_any_later_pages_yields_right_pages_only(tmp_path: Path) -> None:
-    """After a loss of power the disk may hold an older journal than its pages are, or the other way round."""
-    limit = limit_for(3, tmp_path)
-    live, folder = tmp_path / "live", folder_of(tmp_path / "live")
-    journals, pages = [], []
-    store = open_store(live, max_bytes=limit)
-    for number in range(9):
-        put_path(store, *((1, number) if number % 2 else (number,)))
-        journals.append((folder / "index.log").read_bytes())
-        pages.append((folder / "pages.bin").read_bytes())
-    store.close()
-    num_right = {}
-    for (at, journal), (page_at, page) in itertools.product(enumerate(journals), enumerate(pages)):
-        copy = tmp_path / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(live, copy)
-        (folder_of(copy) / "index.log").write_bytes(journal)
-        (folder_of(copy) / "pages.bin").write_bytes(page)
-        store = open_store(copy, max_bytes=limit)
-        num_right[at, page_at] = len(right_pages(store))
-        store.close()
-    assert all(num_right[at, at] >= min(3, at + 1) for at in range(9))
-    assert any(count == 0 for count in num_right.values()), "the checksum had something to do"
-
-
-def test_a_store_without_a_journal_begins_anew(small_store: Path) -> None:
-    (folder_of(small_store) / "index.log").unlink()
-    store = open_store(small_store)
-    assert right_pages(store) == set()
-    assert (folder_of(small_store) / "pages.bin").stat().st_size == 0
-    store.close()
-
-
-def test_check_finds_a_slot_with_two_owners(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    put_path(store, 1, 2)
-    store.check()
-    store._free_slots.append(0)
-    with pytest.raises(AssertionError, match="two owners"):
-        store.check()
-    store.close()
-
-
-def test_other_page_sizes_are_another_store(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    put_path(store, 1)
-    store.close()
-    store = PageStore.open(tmp_path, key(), page_bytes=PAGE_BYTES // 2, max_bytes=2**20)
-    assert len(store) == 0
-    page = np.arange(PAGE_BYTES // 2, dtype=np.uint8)
-    assert store.put(None, DOMAIN, tokens(1), page) is not None
     store.close()

@@ -165,6 +165,8 @@ def test_shards_equal_one_file(tmp_path: Path) -> None:
     (parts / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     one, two = open_checkpoint(whole), open_checkpoint(parts)
     assert set(one.names()) == set(two.names())
+    assert {file.name for file in one.files} == {"config.json", "model.safetensors"}
+    assert {file.name for file in two.files} == {"config.json", *weight_map.values()}
     for name in one.names():
         assert one.tensor(name).data.tobytes() == two.tensor(name).data.tobytes()
     (parts / "model-00002-of-00002.safetensors").unlink()

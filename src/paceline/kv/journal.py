@@ -98,6 +98,8 @@ class Journal:
         assert len(identity) == IDENTITY_BYTES
         head = MAGIC + identity
         self._path = path
+        self._new_path = path.with_suffix(".new")
+        self._new_path.unlink(missing_ok=True)  # of a rewriting that a crash cut short
         self._header = head + _CHECKSUM.pack(zlib.crc32(head))
         self.records: list[Record] = []
         data = path.read_bytes() if path.exists() else b""
@@ -135,16 +137,15 @@ class Journal:
 
     def _written(self, records: Iterable[Record]) -> int:
         """A descriptor of a new journal that has taken the place of the old one."""
-        new_path = self._path.with_suffix(".new")
-        file = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        file = os.open(self._new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         try:
             with os.fdopen(os.dup(file), "wb") as stream:
                 stream.write(self._header)
                 stream.writelines(map(encode, records))
             os.fsync(file)
-            os.replace(new_path, self._path)
+            os.replace(self._new_path, self._path)
         except OSError:
             os.close(file)
-            new_path.unlink(missing_ok=True)
+            self._new_path.unlink(missing_ok=True)
             raise
         return file

@@ -27,7 +27,7 @@ from paceline.kv.identity import DIGEST_BYTES, StoreKey, digest
 from paceline.kv.journal import HEADER_BYTES, PUT_BYTES, Delete, Journal, Put
 
 JOURNAL_BYTES_PER_SLOT = 4 * PUT_BYTES
-"""Room for a slot's record, for twice as much of deleted ones, and for the new journal while both exist."""
+"""Room for a slot's record, for twice as much of outdated ones, and for a new journal while both exist."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PageStore:
         self._entries = Entries()
         self._evicted: list[int] = []
         self._is_touched = False
-        self._fixed_bytes = HEADER_BYTES + (directory.path / KEY).stat().st_size
+        self._fixed_bytes = 2 * HEADER_BYTES + (directory.path / KEY).stat().st_size
         if journal.is_new:
             os.ftruncate(pages_file, 0)
         self._num_slots = os.fstat(pages_file).st_size // page_bytes
@@ -156,6 +156,7 @@ class PageStore:
         A page that does not match its checksum is gone, and all that descend from it.
         """
         assert into.shape == (self.page_bytes,)
+        assert into.dtype == np.uint8
         assert into.flags.c_contiguous
         found = self._entries.get(entry)
         if found is None:

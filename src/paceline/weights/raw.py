@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -58,6 +59,9 @@ class Checkpoint(Protocol):
 
     @property
     def path(self) -> str: ...
+
+    @property
+    def files(self) -> tuple[Path, ...]: ...
 
     def names(self) -> tuple[str, ...]: ...
 

@@ -1,0 +1,30 @@
+"""Opens the part of ``kv_dir`` that belongs to a model and the way in which it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.config import EngineConfig
+from paceline.kv.cache_directory import MEMO
+from paceline.kv.identity import store_key
+from paceline.kv.store import PageStore
+from paceline.weights.model_hash import model_hash
+from paceline.weights.raw import Checkpoint
+
+
+def open_store(checkpoint: Checkpoint, config: EngineConfig, *, executor: str, page_bytes: int) -> PageStore | None:
+    """The store of the prefix cache, None where ``config`` has no ``kv_dir``.
+
+    Raises ``CacheDirectoryError`` when the directory cannot be used, and ``CheckpointError`` when a file of the model
+    cannot be read.
+    """
+    if config.kv_dir is None:
+        return None
+    directory = Path(config.kv_dir).expanduser()
+    key = store_key(
+        checkpoint.config,
+        config,
+        model_hash=model_hash(checkpoint.files, directory / MEMO),
+        executor=executor,
+    )
+    return PageStore.open(directory, key, page_bytes=page_bytes, max_bytes=config.kv_dir_bytes)
