@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import get_args
 
 import pytest
 from byte_llm import VOCAB
@@ -13,7 +14,10 @@ from paceline import _native
 from paceline.config import KV_FORMATS, PAGE_TOKENS, EngineConfig
 from paceline.measure import cells as matrix
 from paceline.measure.cells import (
-    CACHES,
+    NUM_DISTINCT,
+    NUM_SHARING,
+    SHARED_TOKENS,
+    Cache,
     Cell,
     Host,
     Question,
@@ -41,7 +45,7 @@ def test_every_value_of_the_issue_is_there_and_none_twice(full: bool) -> None:
     assert Cell() in found
     assert {cell.batch for cell in found} >= {1, 2, 7, 32}
     assert {cell.chunk for cell in found} >= {None, 16, 128}
-    assert {cell.cache for cell in found} == set(CACHES)
+    assert {cell.cache for cell in found} == set(get_args(Cache))
     assert {cell.num_threads for cell in found} == {1, 4}
     assert {cell.isa for cell in found} == {None, "scalar", "avx2"}
     assert {cell.kv_dtype for cell in found} == {None, "bf16", "f32", "int8"}
@@ -50,7 +54,7 @@ def test_every_value_of_the_issue_is_there_and_none_twice(full: bool) -> None:
 
 def test_full_has_every_combination() -> None:
     found = {cell for _, cell in cells(HOST, full=True)}
-    for batch, chunk, cache, threads in itertools.product((1, 2, 7, 32), (None, 16, 128), CACHES[:-1], (1, 4)):
+    for batch, chunk, cache, threads in itertools.product((1, 2, 7, 32), (None, 16, 128), get_args(Cache)[:4], (1, 4)):
         assert Cell(batch=batch, chunk=chunk, cache=cache, num_threads=threads) in found
 
 
@@ -86,7 +90,10 @@ def test_requests_are_told_apart_by_seed_and_begin_differently() -> None:
     everything = [*questions, *sampling(), format_question(TOKENIZER, num_prompt=40, num_new=6)]
     seeds = [question.seed(choice) for question in everything for choice in range(question.params.n)]
     assert len(set(seeds)) == len(seeds) == number_of_requests(everything)
-    assert len({question.prompt[0] for question in questions}) == 32
+    assert len({question.prompt[0] for question in questions[:NUM_DISTINCT]}) == NUM_DISTINCT
+    sharing = [question.prompt for question in questions[NUM_DISTINCT:]]
+    assert len({prompt[:SHARED_TOKENS] for prompt in sharing}) == 1
+    assert len({prompt[: SHARED_TOKENS + 1] for prompt in sharing}) == NUM_SHARING
     for question in questions[1:7]:
         assert question.params.max_tokens is not None
         assert len(question.prompt) <= PAGE_TOKENS < len(question.prompt) + question.params.max_tokens

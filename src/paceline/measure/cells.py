@@ -9,17 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from paceline import _native
-from paceline.config import KV_FORMATS, PAGE_TOKENS, EngineConfig, KVFormat
+from paceline.config import KV_FORMATS, PAGE_TOKENS, SPLIT_TOKENS, EngineConfig, KVFormat
 from paceline.engine.request import choice_seed
 from paceline.machine import detect_machine
 from paceline.measure.prompts import Encoder, distinct_prompts, prompt_tokens
 from paceline.params import SamplingParams
 
-Cache = Literal["off", "cold", "hit", "partial", "disk"]
-CACHES: tuple[Cache, ...] = get_args(Cache)
+Cache = Literal["off", "cold", "hit", "partial", "shared", "disk"]
+
+NUM_DISTINCT = 32
+NUM_SHARING = 4
+SHARED_TOKENS = SPLIT_TOKENS + 22
+"""So many tokens begin the prompts of the requests that share them: more than attention takes at a time, so that
+their keys and values may be read once for all, and not whole pages."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class Cell:
 
     batch       requests that run together
     chunk       rows of a prompt in one step, None for the whole prompt
-    cache       the prefix cache: off; empty; holding the same prompts; holding prompts that begin alike; reloaded from
-                disk
+    cache       the prefix cache: off; empty; holding the same prompts; holding prompts that begin alike; empty, while
+                the requests that run begin alike; reloaded from disk
     isa         None for that of the configuration; so for kv_dtype
     pool_pages  of the KV cache when it is to be too small, so that requests are preempted and resumed
     picks       which requests run, by index; None for the first ``batch``, at least two
@@ -64,6 +69,7 @@ class Cell:
                 "cold": "cache cold",
                 "hit": "cache hit",
                 "partial": "cache partly hit",
+                "shared": "prefix shared while it is read",
                 "disk": "cache reloaded from disk",
             }.get(self.cache, ""),
             "chunk": f"chunk {self.chunk}",
@@ -100,13 +106,18 @@ CROSSED = ("threads", "batch", "chunk", "cache")
 
 def dimensions(host: Host) -> dict[str, list[dict[str, Any]]]:
     """Dimension -> the fields that each of its values gives a ``Cell``."""
-    few = (1, 7)
+    few, growing = (1, 7), tuple(range(1, 7))
+    sharing = tuple(range(NUM_DISTINCT, NUM_DISTINCT + NUM_SHARING))
     return {
         "threads": [{"num_threads": 1}, {"num_threads": host.num_threads}],
         "batch": [{"batch": batch} for batch in (1, 2, 7, 32)],
         "chunk": [{"chunk": chunk} for chunk in (None, 16, 128)],
-        "cache": [{"cache": cache} for cache in CACHES],
-        "memory": [{"batch": 6, "pool_pages": 5, "cache": cache, "picks": tuple(range(1, 7))} for cache in CACHES[:2]],
+        "cache": [
+            *({"cache": cache} for cache in ("off", "cold", "hit", "partial")),
+            {"cache": "shared", "batch": NUM_SHARING, "picks": sharing},
+            {"cache": "disk"},
+        ],
+        "memory": [{"batch": 6, "pool_pages": 5, "cache": cache, "picks": growing} for cache in ("off", "cold")],
         # Scalar code is fifty times slower, so these two get short requests.
         "isa": [{"isa": isa, "batch": len(few), "picks": few} for isa in host.isas],
         "kv": [{"kv_dtype": kv_dtype, "batch": 2, "chunk": 16} for kv_dtype in host.kv_formats],
@@ -151,20 +162,27 @@ class Question:
         return choice_seed(self.params.seed, choice)
 
 
-def plain_questions(encoder: Encoder, *, num_long: int, num_new: int, count: int = 32) -> list[Question]:
-    """One long prompt; six that grow over the end of a page while they answer; short ones. No two begin alike."""
+def plain_questions(encoder: Encoder, *, num_long: int, num_new: int) -> list[Question]:
+    """One long prompt; six that grow over the end of a page while they answer; short ones. No two of these
+    ``NUM_DISTINCT`` begin alike. Then ``NUM_SHARING`` that do."""
+
+    def question(name: str, prompt: Sequence[int], new: int) -> Question:
+        params = SamplingParams(max_tokens=new, ignore_eos=True, logprobs=1, seed=1000 + len(questions))
+        return Question(name, tuple(prompt), params)
+
     num_grow = 2 * num_new
-    questions = []
-    for index, prompt in enumerate(distinct_prompts(encoder, count, num_long)):
+    questions: list[Question] = []
+    for index, prompt in enumerate(distinct_prompts(encoder, NUM_DISTINCT, num_long)):
         if index == 0:
-            name, length, new = "long", num_long, num_grow
+            questions.append(question("long", prompt, num_grow))
         elif index <= 6:
-            name, length, new = f"growing {index}", PAGE_TOKENS - 6 + index, num_grow
+            questions.append(question(f"growing {index}", prompt[: PAGE_TOKENS - 6 + index], num_grow))
         else:
-            name, length, new = f"short {index - 6}", 3 + 5 * index % 14, num_new
-        params = SamplingParams(max_tokens=new, ignore_eos=True, logprobs=1, seed=1000 + index)
-        questions.append(Question(name, tuple(prompt[:length]), params))
-    assert len({question.prompt[0] for question in questions}) == count, "prompts must not begin alike"
+            questions.append(question(f"short {index - 6}", prompt[: 3 + 5 * index % 14], num_new))
+    assert len({one.prompt[0] for one in questions}) == NUM_DISTINCT, "prompts must not begin alike"
+    beginning = prompt_tokens(encoder, SHARED_TOKENS, offset=97)
+    for index in range(NUM_SHARING):
+        questions.append(question(f"sharing {index + 1}", [*beginning, *questions[index].prompt[:5]], num_grow))
     return questions
 
 

@@ -15,8 +15,10 @@ from functools import partial
 
 import numpy as np
 
-from paceline.config import EngineConfig, KVFormat
+from paceline.config import PAGE_TOKENS, EngineConfig, KVFormat
 from paceline.measure.cells import (
+    NUM_DISTINCT,
+    SHARED_TOKENS,
     Cell,
     Host,
     Question,
@@ -42,7 +44,6 @@ from paceline.measure.workbench import Load, Run, Workbench, path_problem
 Choice = tuple[str, int]
 """A question's name and the number of one of its answers."""
 
-MAX_BATCH = 32
 ORDER = ("threads", "batch", "chunk", "cache", "memory", "sampling", "isa", "kv", "crossed")
 """Of dimensions in the results, whatever the order in which they ran."""
 
@@ -130,10 +131,11 @@ class _Matrix:
 
     def __init__(self, load: Load, config: EngineConfig, host: Host, effort: Effort) -> None:
         self._host = host
-        self.bench = Workbench(load, config, max_chunk=effort.num_long + 2 * effort.num_new, max_batch=MAX_BATCH)
+        longest = max(effort.num_long, SHARED_TOKENS + PAGE_TOKENS) + 2 * effort.num_new
+        self.bench = Workbench(load, config, max_chunk=longest, max_batch=NUM_DISTINCT)
         self.plain_path = self.bench.path(Cell())
         encoder = self.bench.tokenizer
-        self._questions = plain_questions(encoder, num_long=effort.num_long, num_new=effort.num_new, count=MAX_BATCH)
+        self._questions = plain_questions(encoder, num_long=effort.num_long, num_new=effort.num_new)
         self._text = format_question(encoder, num_prompt=effort.num_text, num_new=4 * effort.num_new)
         self._f16_text: Run | None = None
         self._plain: dict[KVFormat | None, dict[Choice, Answer]] = {

@@ -15,7 +15,7 @@ from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.engine.outputs import Completion, TokenLogprob
 from paceline.executors.base import Executor
 from paceline.llm import LLM, PromptTokenizer
-from paceline.measure.cells import Cell, Question, number_of_requests
+from paceline.measure.cells import SHARED_TOKENS, Cell, Question, number_of_requests
 from paceline.measure.losslessness import Answer, Position
 from paceline.measure.trace import TracingExecutor
 
@@ -184,6 +184,11 @@ def _chunk_problem(cell: Cell, run: Run, questions: Sequence[Question]) -> str |
 
 
 def _cache_problem(cell: Cell, run: Run, questions: Sequence[Question]) -> str | None:
+    if cell.cache == "shared":
+        # The first reads the beginning; all others find at least its whole pages.
+        _, *others = sorted(run.completions[question.name].num_cached_tokens for question in questions)
+        wanted = SHARED_TOKENS // PAGE_TOKENS * PAGE_TOKENS
+        return None if min(others) >= wanted else f"a request shared {min(others)} tokens, not {wanted}"
     for question in questions:
         cached = run.completions[question.name].num_cached_tokens
         low, high = _cached_range(cell, question, questions)
