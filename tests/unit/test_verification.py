@@ -4,7 +4,9 @@ is.
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -125,6 +127,21 @@ def test_nor_in_any_combination(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed(proof) == {}
     assert "cache partly hit · chunk 16 · batch 7 · 2 threads" in {result.varied for result in proof.results}
     assert sum(result.dimension == "crossed" for result in proof.results) > 20
+
+
+def test_weights_go_before_others_come() -> None:
+    """Two copies of a large model would not fit: nothing may hold the executor before."""
+    made: list[weakref.ref[Executor]] = []
+
+    def make(config: EngineConfig) -> Executor:
+        gc.collect()
+        assert [one for one in made if one() is not None] == []
+        executor = PathExecutor(config)
+        made.append(weakref.ref(executor))
+        return executor
+
+    assert failed(prove(make, host=Host(2, ("scalar",), ("bf16",)))) == {}
+    assert len(made) > 4
 
 
 # A kernel whose sums depend on the number of rows

@@ -4,7 +4,7 @@ step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +57,20 @@ class StepShape:
     max_rows: int
 
 
-class TracingExecutor:
-    """An ``Executor`` over another that records outputs by (seed, position of the token that is drawn) and steps.
+@dataclass
+class Trace:
+    """What was seen: outputs by (seed, position of the token that is drawn), and steps.
 
-    The seed names the request, so requests that are told apart need seeds of their own. ``num_pages`` may present a
-    smaller pool than there is. Between runs of an engine, ``watch`` starts a new record.
+    The seed names the request, so requests that are told apart need seeds of their own.
     """
+
+    outputs: dict[tuple[int, int], Output] = field(default_factory=dict)
+    steps: list[StepShape] = field(default_factory=list)
+
+
+class TracingExecutor:
+    """An ``Executor`` over another that adds to ``trace`` what each step computes. ``num_pages`` may present a smaller
+    pool than there is. Between runs of an engine, ``watch`` starts a new trace."""
 
     def __init__(self, executor: Executor, *, num_pages: int | None = None) -> None:
         assert num_pages is None or num_pages <= executor.num_pages
@@ -74,23 +82,23 @@ class TracingExecutor:
         self.pages = executor.pages[: self.num_pages]
         self.watch()
 
-    def watch(self, *, keep_logits: bool = False) -> None:
-        """Forgets what was recorded; whole rows of logits are kept from now on if wanted."""
-        self.outputs: dict[tuple[int, int], Output] = {}
-        self.steps: list[StepShape] = []
+    def watch(self, *, keep_logits: bool = False) -> Trace:
+        """The trace of all that comes from now on; it keeps whole rows of logits if wanted."""
+        self.trace = Trace()
         self._keep_logits = keep_logits
+        return self.trace
 
     def run(self, plan: StepPlan) -> StepResult:
         """The step of the executor below."""
         result = self.executor.run(plan)
         logits = self.executor.logits()
         rows = np.diff(plan.row_starts)
-        self.steps.append(StepShape(len(rows), int(rows.max())))
+        self.trace.steps.append(StepShape(len(rows), int(rows.max())))
         sequence_of = np.repeat(np.arange(len(rows)), rows)
         keys = zip(plan.samples.rows["seed"].tolist(), plan.samples.rows["position"].tolist(), strict=True)
         for key, row, values in zip(keys, plan.logit_rows.tolist(), logits, strict=True):
             sequence = sequence_of[row]
-            self.outputs[key] = Output(
+            self.trace.outputs[key] = Output(
                 TopTwo.of(values),
                 int(plan.positions[plan.row_starts[sequence]]),
                 int(rows[sequence]),

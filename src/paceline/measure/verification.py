@@ -195,7 +195,7 @@ class _Matrix:
                     expected.completions[self._text.name].token_ids,
                     found.completions[self._text.name].token_ids,
                 ),
-                model=found.trace.model,
+                model=found.model,
                 formats=("f16", kv_dtype),
             )
         except Exception as error:  # whatever it is, it is this path's failure

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.config import PAGE_TOKENS, EngineConfig
+from paceline.config import PAGE_TOKENS, EngineConfig, ModelConfig
 from paceline.engine.outputs import Completion, TokenLogprob
 from paceline.executors.base import Executor
 from paceline.llm import LLM, PromptTokenizer
 from paceline.measure.cells import SHARED_TOKENS, Cell, Question, number_of_requests
 from paceline.measure.losslessness import Answer, Position
-from paceline.measure.trace import TracingExecutor
+from paceline.measure.trace import Trace, TracingExecutor
 
 _WARM_SEEDS = 2**40
 """Added to a question's seed where it only fills the cache."""
@@ -31,11 +31,14 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a cell's requests: answers by question and choice, and what its path left behind."""
+    """What came of a cell's requests: answers by question and choice, and what its path left behind. Holds no
+    executor, whose weights must be able to go."""
 
     answers: dict[tuple[str, int], Answer]
     completions: dict[str, Completion]
-    trace: TracingExecutor
+    trace: Trace
+    path: dict[str, str | int]
+    model: ModelConfig
     preemptions: int
     elapsed_s: float
 
@@ -86,23 +89,27 @@ class Workbench:
         if cell.cache == "disk":
             self.close()  # two copies of the weights may not fit
             with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
-                with self._engine_over_directory(cell, questions, directory) as (llm, _):
-                    _ask(llm, [_same_prompt(question) for question in questions])
-                with self._engine_over_directory(cell, questions, directory) as (llm, trace):
-                    return _run(llm, trace, questions, started_s, keep_logits=keep_logits)
-        with self._engine(cell, questions) as (llm, trace):
+                self._fill(cell, questions, directory)
+                with self._engine_over_directory(cell, questions, directory) as (llm, tracing):
+                    return _run(llm, tracing, questions, started_s, keep_logits=keep_logits)
+        with self._engine(cell, questions) as (llm, tracing):
             if cell.cache == "hit":
                 _ask(llm, [_same_prompt(question) for question in questions])
             elif cell.cache == "partial":
-                vocab_size = trace.model.vocab_size
+                vocab_size = tracing.model.vocab_size
                 _ask(llm, [_same_beginning(question, vocab_size) for question in questions])
-            return _run(llm, trace, questions, started_s, keep_logits=keep_logits)
+            return _run(llm, tracing, questions, started_s, keep_logits=keep_logits)
+
+    def _fill(self, cell: Cell, questions: Sequence[Question], directory: str) -> None:
+        """Leaves a cache that knows the questions on disk, and nothing in memory."""
+        with self._engine_over_directory(cell, questions, directory) as (llm, _):
+            _ask(llm, [_same_prompt(question) for question in questions])
 
     @contextmanager
     def _engine(self, cell: Cell, questions: Sequence[Question]) -> Iterator[tuple[LLM, TracingExecutor]]:
-        trace = TracingExecutor(self._open(cell), num_pages=cell.pool_pages)
-        with LLM.from_parts(trace, self.tokenizer, config=self._config_of(cell, questions)) as llm:
-            yield llm, trace
+        tracing = TracingExecutor(self._open(cell), num_pages=cell.pool_pages)
+        with LLM.from_parts(tracing, self.tokenizer, config=self._config_of(cell, questions)) as llm:
+            yield llm, tracing
 
     @contextmanager
     def _engine_over_directory(
@@ -155,7 +162,7 @@ class Workbench:
 
 def path_problem(cell: Cell, run: Run, questions: Sequence[Question], plain_path: dict[str, str | int]) -> str | None:
     """Why the run did not take the path that its cell names; None when it did."""
-    path = run.trace.path()
+    path = run.path
     wanted = {
         "threads": cell.num_threads,
         "isa": cell.isa or plain_path["isa"],
@@ -253,9 +260,9 @@ def _ask(llm: LLM, questions: Sequence[Question]) -> list[Completion]:
 
 
 def _run(
-    llm: LLM, trace: TracingExecutor, questions: Sequence[Question], started_s: float, *, keep_logits: bool
+    llm: LLM, tracing: TracingExecutor, questions: Sequence[Question], started_s: float, *, keep_logits: bool
 ) -> Run:
-    trace.watch(keep_logits=keep_logits)
+    trace = tracing.watch(keep_logits=keep_logits)
     completions = _ask(llm, questions)
     answers = {
         (question.name, index): _answer(question, index, choice, trace)
@@ -263,10 +270,11 @@ def _run(
         for index, choice in enumerate(completion.choices or (completion,))
     }
     named = {question.name: completion for question, completion in zip(questions, completions, strict=True)}
-    return Run(answers, named, trace, llm.stats().preemptions, time.perf_counter() - started_s)
+    path, elapsed_s = tracing.path(), time.perf_counter() - started_s
+    return Run(answers, named, trace, path, tracing.model, llm.stats().preemptions, elapsed_s)
 
 
-def _answer(question: Question, choice: int, completion: Completion, trace: TracingExecutor) -> Answer:
+def _answer(question: Question, choice: int, completion: Completion, trace: Trace) -> Answer:
     num_prompt = len(question.prompt)
     read = completion.prompt_logprobs or []
     drawn: Sequence[TokenLogprob | None] = completion.logprobs or [None] * len(completion.token_ids)
