@@ -127,8 +127,8 @@ def dimensions(host: Host) -> dict[str, list[dict[str, Any]]]:
 def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
     """(dimension, cell) of all that is compared bit by bit, none twice; those that share a load follow each other.
 
-    Quick takes each value of a dimension alone, on all threads. Full adds every combination of the ``CROSSED`` ones,
-    but for the cache on disk.
+    Quick takes each value of a dimension alone, on all threads. Full adds every combination of the ``CROSSED`` ones
+    with the cache on, in memory.
     """
     table = dimensions(host)
     busy = Cell(num_threads=host.num_threads)
@@ -139,7 +139,7 @@ def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
     if full:
         for combination in itertools.product(*(table[name] for name in CROSSED)):
             cell = Cell(**{field: value for part in combination for field, value in part.items()})
-            if cell.cache != "disk":
+            if cell.cache not in ("off", "disk"):
                 found.setdefault(cell, "crossed")
 
     def load_order(cell: Cell) -> tuple[bool, bool]:
