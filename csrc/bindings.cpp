@@ -167,6 +167,25 @@ struct BoundProgram {
   }
 };
 
+nb::list attention_units(const AttentionPlan& plan) {
+  constexpr const char* kResults[] = {"rows", "folded", "splits"};
+  nb::list units;
+  for (const AttentionUnit& u : plan.units()) {
+    nb::list rows;
+    for (int i = u.row_begin; i < u.row_end; ++i) rows.append(plan.unit_rows()[i]);
+    units.append(nb::make_tuple(rows, u.sequence, u.kv_head, u.split_begin, u.split_end,
+                                kResults[static_cast<size_t>(u.result)]));
+  }
+  return units;
+}
+
+nb::list attention_merges(const AttentionPlan& plan) {
+  nb::list merges;
+  for (const AttentionMerge& m : plan.merges())
+    merges.append(nb::make_tuple(m.row, plan.row_slots()[m.row] + m.splits.begin, m.splits.begin, m.splits.end));
+  return merges;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -288,6 +307,16 @@ NB_MODULE(_native, m) {
             return nb::ndarray<nb::numpy, uint16_t, nb::ndim<2>>(self.program.kv(), 2, shape, nb::find(&self));
           },
           nb::rv_policy::reference_internal, "The KV pool [pages, 16-bit values of a page].")
+      .def(
+          "attention_units", [](const BoundProgram& self) { return attention_units(self.program.attention_plan()); },
+          "Debugging: (rows, sequence, KV head, first split, end split, result) of the units of the step.")
+      .def(
+          "attention_merges", [](const BoundProgram& self) { return attention_merges(self.program.attention_plan()); },
+          "Debugging: (row, first slot, first split, end split) of the rows of the step that are merged.")
+      .def_prop_ro("attention_slots",
+                   [](const BoundProgram& self) { return self.program.attention_plan().num_slots(); })
+      .def_prop_ro("shared_splits",
+                   [](const BoundProgram& self) { return self.program.attention_plan().shared_splits(); })
       .def_prop_ro("workspace_bytes", [](const BoundProgram& self) { return self.program.workspace_bytes(); })
       .def_prop_ro("num_pages", [](const BoundProgram& self) { return self.program.shape().num_pages; })
       .def_prop_ro("max_rows", [](const BoundProgram& self) { return self.program.shape().max_rows; })

@@ -4,7 +4,7 @@
 // Scores have keys as lanes (key pages are stored transposed, [head_dim][16 tokens]), outputs have components as lanes; both are the same
 // small product, out[row][16 lanes] = sum over i of a[row][i] * b[i][16 lanes], i in order. A split covers keys [128 s, 128 (s+1)) of the
 // sequence whatever the batch looks like, and splits are folded left to right, so a row's bits do not depend on who computed them.
-// The query rows that read the same KV head (all heads of its group, several tokens of a prompt) share each load.
+// The query rows that read the same KV head (all heads of its group, several tokens of a prompt, sequences over one prefix) share each load.
 
 namespace paceline::PL_ISA {
 namespace {
@@ -208,6 +208,14 @@ inline void exponentiate(float* scores, int begin, int end, int padded, float* m
   *sum = reduce_add(total);
 }
 
+// The partial of one split of a row and head: values [head_dim], maximum, sum.
+inline float* slot_of(const AttentionArgs& args, int row, int head, int split) {
+  const AttentionShape& s = *args.shape;
+  const size_t slot = static_cast<size_t>(args.row_slots[row] + split);
+  return args.partials +
+         (slot * static_cast<size_t>(s.num_heads) + static_cast<size_t>(head)) * static_cast<size_t>(s.head_dim + 16);
+}
+
 template <class Stored>
 inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, float* scratch) {
   const AttentionShape& s = *args.shape;
@@ -227,14 +235,19 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     float* p = base + r * partial_stride;
     return Partial{p, p + d, p + d + 1};
   };
-  for (int row = unit.row_begin; row < unit.row_end; ++row)
-    std::memcpy(q + (row - unit.row_begin) * group * d, at_row(args.q, row, args.qkv_stride) + unit.kv_head * group * d,
+  const int32_t* rows = args.unit_rows + unit.row_begin;
+  for (int i = 0; i < unit.row_end - unit.row_begin; ++i)
+    std::memcpy(q + i * group * d, at_row(args.q, rows[i], args.qkv_stride) + unit.kv_head * group * d,
                 static_cast<size_t>(group * d) * sizeof(float));
+  const auto leave = [&](int r, const float* base, int of_split) {
+    std::memcpy(slot_of(args, rows[r / group], unit.kv_head * group + r % group, of_split), base + r * partial_stride,
+                static_cast<size_t>(d + 2) * sizeof(float));
+  };
   for (int r = 0; r < num_rows; ++r) *partial(running, r).sum = 0.0f;
 
   const int32_t* pages =
       args.page_table + static_cast<size_t>(unit.sequence) * static_cast<size_t>(args.page_table_stride);
-  const int last = args.positions[unit.row_end - 1];
+  const int last = args.positions[rows[unit.row_end - 1 - unit.row_begin]];
   for (int block = unit.split_begin; block < unit.split_end; ++block) {
     const int first_key = block * kSplitTokens;
     const int num_keys = last + 1 - first_key < kSplitTokens ? last + 1 - first_key : kSplitTokens;
@@ -250,7 +263,7 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
       }
     }
     for (int r = 0; r < num_rows; ++r) {
-      const int position = args.positions[unit.row_begin + r / group];
+      const int position = args.positions[rows[r / group]];
       const int begin = s.window > 0 && position - s.window + 1 > first_key ? position - s.window + 1 - first_key : 0;
       const int end = position + 1 - first_key < num_keys ? position + 1 - first_key : num_keys;
       const Partial p = partial(split, r);
@@ -268,24 +281,24 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
                          partial_stride);
       }
     }
-    for (int r = 0; r < num_rows; ++r) fold(partial(running, r), partial(split, r), d);
-  }
-  for (int r = 0; r < num_rows; ++r) {
-    const int row = unit.row_begin + r / group;
-    const int head = unit.kv_head * group + r % group;
-    if (unit.partial) {
-      const size_t slot = (static_cast<size_t>(row) * static_cast<size_t>(s.num_heads) + static_cast<size_t>(head)) *
-                              static_cast<size_t>(args.max_splits) +
-                          static_cast<size_t>(unit.split_begin);
-      std::memcpy(args.partials + slot * static_cast<size_t>(partial_stride), running + r * partial_stride,
-                  static_cast<size_t>(d + 2) * sizeof(float));
-    } else {
-      finish(partial(running, r), d, at_row(args.out, row, args.out_stride) + head * d);
+    for (int r = 0; r < num_rows; ++r) {
+      if (unit.result == UnitResult::splits)
+        leave(r, split, block);
+      else
+        fold(partial(running, r), partial(split, r), d);
     }
+  }
+  if (unit.result == UnitResult::splits) return;
+  for (int r = 0; r < num_rows; ++r) {
+    if (unit.result == UnitResult::folded)
+      leave(r, running, unit.split_end - 1);
+    else
+      finish(partial(running, r), d,
+             at_row(args.out, rows[r / group], args.out_stride) + (unit.kv_head * group + r % group) * d);
   }
 }
 
-// Computes one unit: writes finished rows to args.out, or one split's partial to args.partials. scratch: attention_scratch_floats.
+// Computes one unit: writes finished rows to args.out, or partials to args.partials. scratch: attention_scratch_floats.
 void attention(const AttentionArgs& args, const AttentionUnit& unit, float* scratch) {
   if (args.shape->kind == KVKind::f16)
     attention_of<KeysF16>(args, unit, scratch);
@@ -296,11 +309,8 @@ void attention(const AttentionArgs& args, const AttentionUnit& unit, float* scra
 // Folds the partials of splits [begin, end) of one row and head and writes the finished values.
 void attention_merge(const AttentionArgs& args, int row, int head, int begin, int end) {
   const AttentionShape& s = *args.shape;
-  const int stride = s.head_dim + 16;
-  const size_t first = (static_cast<size_t>(row) * static_cast<size_t>(s.num_heads) + static_cast<size_t>(head)) *
-                       static_cast<size_t>(args.max_splits);
   const auto partial = [&](int split) {
-    float* p = args.partials + (first + static_cast<size_t>(split)) * static_cast<size_t>(stride);
+    float* p = slot_of(args, row, head, split);
     return Partial{p, p + s.head_dim, p + s.head_dim + 1};
   };
   const Partial running = partial(begin);

@@ -65,10 +65,15 @@ struct AttentionShape {
   int group() const { return num_heads / num_kv_heads; }
 };
 
-// One piece of attention: rows [row_begin, row_end) of a sequence, one KV head, key splits [split_begin, split_end).
+// What a unit leaves: finished rows; or partials (values, maximum, sum) for the merge, one of all its splits in the slot of the last, or
+// one of each split.
+enum class UnitResult : uint8_t { rows, folded, splits };
+
+// One piece of attention: rows unit_rows[row_begin, row_end), one KV head, splits [split_begin, split_end), whose pages are those of the
+// sequence. Rows of other sequences name the same pages there and see all of these keys.
 struct AttentionUnit {
   int32_t sequence, row_begin, row_end, kv_head, split_begin, split_end;
-  bool partial;  // leave (max, sum, values) of its one split for the merge instead of finishing the rows
+  UnitResult result;
 };
 
 struct AttentionArgs {
@@ -84,11 +89,12 @@ struct AttentionArgs {
   int32_t qkv_stride;
   float* out;  // [rows][out_stride], heads side by side
   int32_t out_stride;
-  float* partials;  // [rows][heads][max_splits][head_dim + 16]: values, max, sum
-  int32_t max_splits;
-  const float* cos;     // [rows][head_dim], each pair's cosine twice
-  const float* sin;     // [rows][head_dim], each pair's sine, negative then positive
-  const float* q_norm;  // [head_dim] or null: RMS norm of each head before the rotation
+  const int32_t* unit_rows;  // rows that units name by their place here
+  float* partials;           // [slots][heads][head_dim + 16]: values, maximum, sum
+  const int32_t* row_slots;  // [rows]: split s of a row is in slot row_slots[row] + s
+  const float* cos;          // [rows][head_dim], each pair's cosine twice
+  const float* sin;          // [rows][head_dim], each pair's sine, negative then positive
+  const float* q_norm;       // [head_dim] or null: RMS norm of each head before the rotation
   const float* k_norm;
   float norm_eps;
 };

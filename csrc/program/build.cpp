@@ -13,7 +13,11 @@ size_t as_size(int n) { return static_cast<size_t>(n); }
 
 Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape,
                  std::vector<double> inverse_frequencies)
-    : kernels_(kernels), shape_(shape), inverse_frequencies_(std::move(inverse_frequencies)), pool_(num_threads) {
+    : kernels_(kernels),
+      shape_(shape),
+      inverse_frequencies_(std::move(inverse_frequencies)),
+      pool_(num_threads),
+      attention_plan_(shape.attention, shape.max_rows, shape.context_length, num_threads) {
   const AttentionShape& a = shape.attention;
   CHECK(a.head_dim % 16 == 0 && a.head_dim <= 256, "head_dim must be a multiple of 16 up to 256");
   CHECK(a.num_heads % a.num_kv_heads == 0, "query heads divide over KV heads");
@@ -22,18 +26,12 @@ Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& sh
   kv_ = Region(as_size(shape.num_pages) * a.page_values() * sizeof(uint16_t));
   cos_ = Region(row_floats * sizeof(float));
   sin_ = Region(row_floats * sizeof(float));
-  max_splits_ = (shape.context_length + kSplitTokens - 1) / kSplitTokens;
-  partials_ = Region(as_size(kSplitRows) * as_size(a.num_heads) * as_size(max_splits_) * as_size(a.head_dim + 16) *
-                     sizeof(float));
+  partials_ =
+      Region(as_size(attention_plan_.num_slots()) * as_size(a.num_heads) * as_size(a.head_dim + 16) * sizeof(float));
   scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.vocab_size));
   scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;
   scratch_ = Region(scratch_floats_ * as_size(num_threads) * sizeof(float));
   sequence_of_row_.resize(as_size(shape.max_rows));
-  merge_begin_.resize(as_size(shape.max_rows));
-  merge_end_.resize(as_size(shape.max_rows));
-  // Whole rows: at most one unit a row and KV head. Split rows: kSplitRows rows at most.
-  units_.reserve(as_size(shape.max_rows) * as_size(a.num_kv_heads) +
-                 as_size(kSplitRows) * as_size(a.num_kv_heads) * as_size(max_splits_));
   Record begin{};
   begin.kind = Kind::begin;
   records_.push_back(begin);

@@ -12,14 +12,6 @@ namespace {
 
 size_t as_size(int n) { return static_cast<size_t>(n); }
 
-struct Range {
-  int begin, end;
-};
-Range share(int count, int thread, int num_threads) {
-  const auto cut = [&](int t) { return static_cast<int>(static_cast<int64_t>(count) * t / num_threads); };
-  return {cut(thread), cut(thread + 1)};
-}
-
 template <class T>
 T* take_aligned(uint8_t*& at, size_t bytes) {
   at += (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
@@ -41,40 +33,12 @@ void Program::begin_step(const StepInputs& inputs) {
   }
   for (int s = 0; s < inputs.num_sequences; ++s)
     for (int row = inputs.row_starts[s]; row < inputs.row_starts[s + 1]; ++row) sequence_of_row_[as_size(row)] = s;
-  plan_attention();
-}
-
-void Program::plan_attention() {
-  const AttentionShape& a = shape_.attention;
-  units_.clear();
-  any_partial_ = false;
-  const int rows_a_unit = std::max(1, kQueryRows / a.group());
-  for (int s = 0; s < step_.num_sequences; ++s) {
-    for (int begin = step_.row_starts[s]; begin < step_.row_starts[s + 1]; begin += rows_a_unit) {
-      const int end = std::min(begin + rows_a_unit, step_.row_starts[s + 1]);
-      const int first = step_.positions[begin], last = step_.positions[end - 1];
-      const int oldest = a.window > 0 ? std::max(0, first - a.window + 1) : 0;
-      const int split_begin = oldest / kSplitTokens, split_end = last / kSplitTokens + 1;
-      const bool partial = step_.num_rows <= kSplitRows && pool_.size() > 1 && split_end - split_begin > 1;
-      any_partial_ |= partial;
-      for (int row = begin; row < end; ++row) {
-        merge_begin_[as_size(row)] = split_begin;
-        merge_end_[as_size(row)] = partial ? split_end : 0;
-      }
-      for (int head = 0; head < a.num_kv_heads; ++head) {
-        if (partial)
-          for (int split = split_begin; split < split_end; ++split)
-            units_.push_back({s, begin, end, head, split, split + 1, true});
-        else
-          units_.push_back({s, begin, end, head, split_begin, split_end, false});
-      }
-    }
-  }
+  attention_plan_.plan(step_);
 }
 
 void Program::fill_rope(int thread) {
   const int d = shape_.attention.head_dim;
-  const Range rows = share(step_.num_rows, thread, pool_.size());
+  const Range rows = Range{0, step_.num_rows}.part(thread, pool_.size());
   for (int row = rows.begin; row < rows.end; ++row) {
     float* cos = cos_.as<float>() + as_size(row) * as_size(d);
     float* sin = sin_.as<float>() + as_size(row) * as_size(d);
@@ -136,8 +100,9 @@ AttentionArgs Program::attention_args(const Record& record) const {
     args.out = buffers_[as_size(record.to)].data.as<float>();
     args.out_stride = buffers_[as_size(record.to)].stride;
   }
+  args.unit_rows = attention_plan_.unit_rows();
   args.partials = partials_.as<float>();
-  args.max_splits = max_splits_;
+  args.row_slots = attention_plan_.row_slots();
   args.cos = cos_.as<float>();
   args.sin = sin_.as<float>();
   args.q_norm = record.weight >= 0 ? vectors_[as_size(record.weight)].as<float>() : nullptr;
@@ -151,18 +116,19 @@ void Program::run_attention(const Record& record, int thread) {
   float* scratch = scratch_.as<float>() + as_size(thread) * scratch_floats_;
   // Units differ in cost, so threads take them one by one. Two counters take turns: while one is in use the other is reset.
   std::atomic<int>& next = record.layer % 2 == 0 ? next_unit_ : next_unit_after_;
-  const int count = static_cast<int>(units_.size());
+  const std::vector<AttentionUnit>& units = attention_plan_.units();
+  const int count = static_cast<int>(units.size());
   for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count;
        i = next.fetch_add(1, std::memory_order_relaxed))
-    kernels_.attention(args, units_[as_size(i)], scratch);
-  if (any_partial_) {
+    kernels_.attention(args, units[as_size(i)], scratch);
+  const std::vector<AttentionMerge>& merges = attention_plan_.merges();
+  if (!merges.empty()) {
     pool_.barrier();
     const int heads = shape_.attention.num_heads;
-    const Range items = share(step_.num_rows * heads, thread, pool_.size());
+    const Range items = Range{0, static_cast<int>(merges.size()) * heads}.part(thread, pool_.size());
     for (int i = items.begin; i < items.end; ++i) {
-      const int row = i / heads;
-      if (merge_end_[as_size(row)] > 0)
-        kernels_.attention_merge(args, row, i % heads, merge_begin_[as_size(row)], merge_end_[as_size(row)]);
+      const AttentionMerge& merge = merges[as_size(i / heads)];
+      kernels_.attention_merge(args, merge.row, i % heads, merge.splits.begin, merge.splits.end);
     }
   }
   pool_.barrier();
@@ -173,7 +139,7 @@ void Program::run_record(const Record& record, int thread) {
   const int threads = pool_.size();
   const int rows = rows_of(record);
   const bool alone = private_rows(record, rows);
-  const Range mine = alone ? Range{0, rows} : share(rows, thread, threads);
+  const Range mine = alone ? Range{0, rows} : Range{0, rows}.part(thread, threads);
   const auto buffer = [&](int id) { return id >= 0 ? buffers_[as_size(id)].data.as<float>() : nullptr; };
   const auto stride = [&](int id) { return id >= 0 ? buffers_[as_size(id)].stride : 0; };
   switch (record.kind) {
@@ -195,7 +161,7 @@ void Program::run_record(const Record& record, int thread) {
       break;
     case Kind::linear: {
       const Activations in = view(record.from_activations, record.from, rows, thread);
-      const Range tiles = share(record.tiles, thread, threads);
+      const Range tiles = Range{0, record.tiles}.part(thread, threads);
       int first = 0;
       for (const Part& part : record.parts) {
         const Matrix& m = matrices_[as_size(part.matrix)];
@@ -209,7 +175,7 @@ void Program::run_record(const Record& record, int thread) {
       break;
     }
     case Kind::gate_up: {
-      const Range units = share((record.tiles + 1) / 2, thread, threads);
+      const Range units = Range{0, (record.tiles + 1) / 2}.part(thread, threads);
       kernels_.gate_up(matrices_[as_size(record.weight)], matrices_[as_size(record.weight2)],
                        view(record.from_activations, record.from, rows, thread), rows, units.begin, units.end,
                        buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread));
@@ -223,7 +189,7 @@ void Program::run_record(const Record& record, int thread) {
     case Kind::rope_write: {
       const AttentionArgs args = attention_args(record);
       const int heads = shape_.attention.num_kv_heads;
-      const Range items = share(rows * heads, thread, threads);
+      const Range items = Range{0, rows * heads}.part(thread, threads);
       for (int i = items.begin; i < items.end; ++i)
         kernels_.rope_write(args, sequence_of_row_[as_size(i / heads)], i / heads, i % heads);
       break;

@@ -10,6 +10,8 @@
 
 #include "base/thread_pool.h"
 #include "kernels/table.h"
+#include "program/attention_plan.h"
+#include "program/step.h"
 
 namespace paceline {
 
@@ -30,21 +32,6 @@ class Region {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
-};
-
-struct StepInputs {
-  int32_t num_rows, num_sequences, num_outputs;
-  const int32_t* tokens;      // [rows]
-  const int32_t* positions;   // [rows]
-  const int32_t* row_starts;  // [sequences + 1]
-  const int32_t* page_table;  // [sequences][page_table_stride]
-  int32_t page_table_stride;
-  const int32_t* logit_rows;   // [outputs]
-  const int32_t* page_copies;  // [copies][2] source, destination
-  int32_t num_page_copies;
-  const SampleRow* sample_rows;  // [outputs]
-  SampleLists sample_lists;
-  SampleOut* sampled;  // [outputs]
 };
 
 struct ProgramShape {
@@ -92,6 +79,7 @@ class Program {
   const Kernels& kernels() const { return kernels_; }
   int num_threads() const { return pool_.size(); }
   size_t workspace_bytes() const;
+  const AttentionPlan& attention_plan() const { return attention_plan_; }
 
  private:
   enum class Kind : uint8_t {
@@ -139,14 +127,11 @@ class Program {
 
   // Up to this many rows every thread quantises all rows for itself, which is cheaper than a barrier.
   static constexpr int kPrivateRows = 2;
-  // Up to this many rows attention may be divided by key splits as well; more rows divide well enough without.
-  static constexpr int kSplitRows = 8;
 
   void run_record(const Record& record, int thread);
   bool private_rows(const Record& record, int rows) const;
   Activations view(int activations, int buffer, int rows, int thread) const;
   void fill_rope(int thread);
-  void plan_attention();
   void run_attention(const Record& record, int thread);
   AttentionArgs attention_args(const Record& record) const;
   int rows_of(const Record& record) const { return record.outputs ? step_.num_outputs : step_.num_rows; }
@@ -162,11 +147,9 @@ class Program {
   std::vector<Record> records_;
   Region kv_, cos_, sin_, partials_, scratch_;
   size_t scratch_floats_ = 0;  // per thread
-  int max_splits_ = 0;
   StepInputs step_{};
-  std::vector<AttentionUnit> units_;
-  std::vector<int32_t> sequence_of_row_, merge_begin_, merge_end_;  // [rows]; merge_end_ 0 = nothing to merge
-  bool any_partial_ = false;
+  AttentionPlan attention_plan_;
+  std::vector<int32_t> sequence_of_row_;  // [rows]
   alignas(64) std::atomic<int> next_unit_{0};
   alignas(64) std::atomic<int> next_unit_after_{0};
 };

@@ -1,4 +1,5 @@
-"""Requests that come, go and compete for pages at random: the books balance and every answer is the definition's."""
+"""Requests that come, go, begin alike and compete for pages at random, over an executor that fails at times: the books
+balance and every answer is the definition's."""
 
 from __future__ import annotations
 
@@ -11,9 +12,24 @@ from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.request import Request
 from paceline.errors import KVCapacityError
+from paceline.executors.base import StepPlan, StepResult
 from paceline.params import SamplingParams
 
 VOCAB = 31
+
+
+class FlakyExecutor(FakeExecutor):
+    """Fails when told to, before or after it has written anything."""
+
+    fails = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step."""
+        if self.fails:
+            self.fails = False
+            self._pages[plan.page_table[0, 0]] = -7
+            raise RuntimeError("told to")
+        return super().run(plan)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -22,14 +38,22 @@ class EngineMachine(RuleBasedStateMachine):
     engine: Engine
 
     @initialize(
-        pages=st.integers(1, 8), max_batch=st.integers(1, 5), extra=st.integers(0, 60), max_outputs=st.integers(5, 40)
+        pages=st.integers(1, 8),
+        max_batch=st.integers(1, 5),
+        extra=st.integers(0, 60),
+        max_outputs=st.integers(5, 40),
+        window=st.sampled_from([None, None, 20, 50]),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
-    def start(self, pages: int, max_batch: int, extra: int, max_outputs: int) -> None:
-        executor = FakeExecutor(
-            model=tiny_model(VOCAB, 200), num_pages=pages, max_outputs=max_outputs, max_rows=max_batch + extra
+    def start(
+        self, pages: int, max_batch: int, extra: int, max_outputs: int, window: int | None, prefix_cache: bool
+    ) -> None:
+        self.window = window
+        self.executor = FlakyExecutor(
+            model=tiny_model(VOCAB, 300, window), num_pages=pages, max_outputs=max_outputs, max_rows=max_batch + extra
         )
-        config = EngineConfig(max_batch=max_batch, token_budget=max_batch + extra)
-        self.engine = Engine(executor, FakeTokenizer(VOCAB), config)
+        config = EngineConfig(max_batch=max_batch, token_budget=max_batch + extra, prefix_cache=prefix_cache)
+        self.engine = Engine(self.executor, FakeTokenizer(VOCAB), config)
         self.pool_tokens = pages * PAGE_TOKENS
         self.live: list[Request] = []
         self.ended: list[Request] = []
@@ -37,14 +61,15 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         num_prompt=st.integers(1, 150),
         max_tokens=st.integers(1, 120),
-        salt=st.integers(0, VOCAB - 2),
-        prompt=st.booleans(),
+        branch=st.sampled_from([0, 30, 64, 100, 300]),
+        prompt=st.sampled_from([False, False, True]),
+        domain=st.sampled_from(["", "", "other"]),
     )
-    def add(self, num_prompt: int, max_tokens: int, salt: int, prompt: bool) -> None:
-        tokens = [(salt + 5 * i) % (VOCAB - 1) for i in range(num_prompt)]
+    def add(self, num_prompt: int, max_tokens: int, branch: int, prompt: bool, domain: str) -> None:
+        tokens = [(3 if at < branch else branch + 5 * at) % (VOCAB - 1) for at in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0 if prompt else None)
         try:
-            request = self.engine.make_request(tokens, params)
+            request = self.engine.make_request(tokens, params, cache_domain=domain)
         except KVCapacityError:
             assert num_prompt > self.pool_tokens
             return
@@ -66,6 +91,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.live.remove(request)
         self.ended.append(request)
 
+    @rule()
+    def fail(self) -> None:
+        self.executor.fails = True
+
     @invariant()
     def books_balance(self) -> None:
         if hasattr(self, "engine"):
@@ -84,6 +113,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.executor.fails = False
         for _ in range(20_000):
             if not self.engine.has_work:
                 break
@@ -93,11 +123,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.stats().pages_used == 0
         for request in self.ended:
             prompt, output = request.tokens[: request.num_prompt], request.tokens[request.num_prompt :]
-            assert output == reference_tokens(prompt, len(output), vocab_size=VOCAB, stop_ids=[VOCAB - 1])
-            if request.finish_reason == "error":
+            assert output == reference_tokens(
+                prompt, len(output), vocab_size=VOCAB, stop_ids=[VOCAB - 1], window=self.window
+            )
+            if request.finish_reason == "error" and not isinstance(request.error, RuntimeError):
                 assert isinstance(request.error, KVCapacityError)
                 assert len(request.tokens) == self.pool_tokens + 1, "only who outgrows the whole pool fails"
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestEngine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)

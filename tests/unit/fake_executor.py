@@ -18,7 +18,7 @@ from paceline.executors.base import StepPlan, StepResult
 from paceline.sampling.rows import SampledRows, SampleRows
 
 
-def tiny_model(vocab_size: int = 97, context_length: int = 512) -> ModelConfig:
+def tiny_model(vocab_size: int = 97, context_length: int = 512, sliding_window: int | None = None) -> ModelConfig:
     """A model configuration of no model."""
     return ModelConfig(
         architecture="llama",
@@ -33,6 +33,7 @@ def tiny_model(vocab_size: int = 97, context_length: int = 512) -> ModelConfig:
         rms_norm_eps=1e-5,
         rope=RopeConfig(theta=10000.0, dim=32),
         tie_embeddings=True,
+        sliding_window=sliding_window,
     )
 
 
@@ -86,7 +87,8 @@ class FakeExecutor:
         for output, row in enumerate(plan.logit_rows.tolist()):
             length = int(plan.positions[row]) + 1
             pages = plan.page_table[sequence_of[row], : -(-length // PAGE_TOKENS)]
-            self._logits[output] = fake_logits(self._pages[pages].reshape(-1)[:length].tolist(), vocab)
+            oldest = max(0, length - (self.model.sliding_window or length))
+            self._logits[output] = fake_logits(self._pages[pages].reshape(-1)[oldest:length].tolist(), vocab)
         self.log.append((len(plan.tokens), len(plan.row_starts) - 1, len(plan.logit_rows)))
         return StepResult(sample(plan.samples, self._logits))
 
@@ -115,7 +117,8 @@ class FakeExecutor:
             positions = plan.positions[plan.row_starts[sequence] : plan.row_starts[sequence + 1]]
             assert np.all(np.diff(positions) == 1), "rows of a sequence must be consecutive"
             used = plan.page_table[sequence, : positions[-1] // PAGE_TOKENS + 1].tolist()
-            assert len(set(used)) == len(used)
+            if self.model.sliding_window is None:  # else entries before the window are stale
+                assert len(set(used)) == len(used)
             assert all(0 <= page < self.num_pages for page in used)
             own = set(used[positions[0] // PAGE_TOKENS :])
             assert not own & written, "two sequences write one page"
@@ -184,12 +187,17 @@ class FakeTokenizer:
 
 
 def reference_tokens(
-    prompt: Sequence[int], count: int, *, vocab_size: int = 97, stop_ids: Sequence[int] = ()
+    prompt: Sequence[int],
+    count: int,
+    *,
+    vocab_size: int = 97,
+    stop_ids: Sequence[int] = (),
+    window: int | None = None,
 ) -> list[int]:
     """The greedy answer by the definition: no pages, no steps, no engine."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(np.argmax(fake_logits(tokens, vocab_size))))
+        tokens.append(int(np.argmax(fake_logits(tokens[-(window or len(tokens)) :], vocab_size))))
         if tokens[-1] in stop_ids:
             break
     return tokens[len(prompt) :]
