@@ -79,8 +79,13 @@ def test_table_of_a_proof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_a_failure_is_told_and_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     status, shown, _ = run(monkeypatch, capsys, ["--full"], EQUAL, FAIL, *NOT_TAKEN)
     assert status == 1
-    assert "request 'long', position 201: token 9 instead of 5" in shown
-    assert "plain 5 at 12.5 over 9 at 12.25 (margin 0.25), here 9 at 12.375 over 5 at 12.25 (margin 0.125)" in shown
+    at = shown.splitlines().index("    FAIL, request 'long', position 201: token 9 instead of 5")
+    assert shown.splitlines()[at - 1 : at + 3] == [
+        "chunk 16 · 2 threads:",
+        "    FAIL, request 'long', position 201: token 9 instead of 5",
+        "      plain 5 at 12.5 over 9 at 12.25 (margin 0.25)",
+        "      here  9 at 12.375 over 5 at 12.25 (margin 0.125)",
+    ]
     assert "a; b:\n    FAIL, path not taken: no request was preempted" in shown
     assert shown.splitlines()[-1] == "1 EQUAL · 3 FAIL · 12 s in all"
 

@@ -139,7 +139,7 @@ def _difference_text(difference: Difference) -> str:
     text = f"request {difference.request!r}{where}: {difference.what}"
     if difference.position is None:
         return text
-    return f"{text}; plain {_top_text(difference.expected)}, here {_top_text(difference.found)}"
+    return f"{text}\n      plain {_top_text(difference.expected)}\n      here  {_top_text(difference.found)}"
 
 
 def _top_text(top: TopTwo | None) -> str:
