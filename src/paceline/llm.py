@@ -8,7 +8,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, overload
@@ -65,6 +65,7 @@ class LLM:
 
     ``model`` is an alias, a .gguf file, a Hugging Face directory, or a hub id; fields of ``EngineConfig`` may be given
     one by one. ``executor`` "reference" runs the plain definition of every operation: slow, for tests and debugging.
+    ``wrap`` makes of the executor what the engine is given instead, such as one that records each step.
 
     A prompt is text (special tokens are added) or a list of token ids (taken as they are). Impossible input raises
     before anything runs. A request that fails while it runs raises when it was asked for alone; in a list it yields a
@@ -83,16 +84,17 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         executor: Literal["native", "reference"] = "native",
+        wrap: Callable[[Executor], Executor] | None = None,
         **config_fields: Any,
     ) -> None:
         start = time.perf_counter()
         if executor not in ("native", "reference"):
             raise ParameterError("executor", executor, "native or reference")
         with _no_garbage_collection():
-            self._load(model, _with_fields(config or EngineConfig(), config_fields), executor)
+            self._load(model, _with_fields(config or EngineConfig(), config_fields), executor, wrap or (lambda it: it))
         self.load_s = time.perf_counter() - start
 
-    def _load(self, model: str, config: EngineConfig, executor: str) -> None:
+    def _load(self, model: str, config: EngineConfig, executor: str, wrap: Callable[[Executor], Executor]) -> None:
         """Everything from the name of a model to a running engine."""
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
         from paceline.engine.persistence import open_store
@@ -132,7 +134,7 @@ class LLM:
             loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
         template = load_chat_template(checkpoint)
         store = open_store(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1])
-        self._assemble(loaded, tokenizer, config, template, memory, store)
+        self._assemble(wrap(loaded), tokenizer, config, template, memory, store)
 
     @classmethod
     def from_parts(

@@ -27,8 +27,8 @@ def model_file() -> Path:
     return resolve_model(MODEL)
 
 
-def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], input=stdin, capture_output=True, text=True, timeout=120)
+def paceline(*words: str, stdin: str = "", timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], input=stdin, capture_output=True, text=True, timeout=timeout_s)
 
 
 def one_line_error(done: subprocess.CompletedProcess[str], status: int) -> str:
@@ -199,3 +199,17 @@ def test_models_and_pull_say_where_it_is(model_file: Path) -> None:
     assert "Apache-2.0" in listed.stdout
     assert str(model_file) in listed.stdout
     assert paceline("pull").stdout == f"{model_file}\n"
+
+
+@pytest.mark.usefixtures("model_file")
+@pytest.mark.timeout(400)  # a minute on a machine with nothing else to do
+def test_verify_finds_the_same_bits_on_every_path() -> None:
+    done = paceline("verify", MODEL, "--json", timeout_s=380)
+    document = json.loads(done.stdout)
+    verdicts = {cell["varied"]: cell["verdict"] for cell in document["cells"]}
+    formats = {varied for varied in verdicts if varied.endswith("against f16 KV")}
+    assert len(formats) == 3
+    assert {varied for varied in verdicts if verdicts[varied] == "FAIL"} == set()
+    assert {varied for varied in verdicts if verdicts[varied] == "TIE"} <= formats
+    assert (done.returncode, document["verdict"], document["extent"]) == (0, "EQUAL", "quick")
+    assert all(cell["rounding"]["mean_kl"] > 0 for cell in document["cells"] if cell["varied"] in formats)

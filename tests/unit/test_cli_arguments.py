@@ -218,4 +218,4 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("run", "chat", "bench", "demo", "models", "pull"))
+    assert all(name in shown for name in ("run", "chat", "bench", "verify", "demo", "models", "pull"))

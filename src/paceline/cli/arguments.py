@@ -67,21 +67,8 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``EngineConfig``; one that is not given leaves the field's own default."""
-    group = parser.add_argument_group("engine")
+    group = add_load_arguments(parser)
     add = _adder(group)
-    add(
-        "--weights",
-        choices=WEIGHT_FORMATS,
-        help="format the weights are brought into at load; native keeps the file's (default)",
-    )
-    add("--head-bits", choices=WEIGHT_FORMATS, help="the same for the output matrix alone")
-    add("--kv", choices=KV_FORMATS, help="format of cached keys and values")
-    add("--threads", type=int, metavar="N", help="threads (default: those that the machine and its container allow)")
-    add(
-        "--isa",
-        metavar="NAME",
-        help="instruction set: scalar, avx2, avx2_vnni, avx512_vnni (default: the best there is)",
-    )
     add("--context", type=int, metavar="N", help="tokens a request may reach (default: the model's own limit)")
     add("--max-batch", type=int, metavar="N", help="requests that run together")
     add("--token-budget", type=int, metavar="N", help="tokens computed in one step, so the size of a prefill chunk")
@@ -102,6 +89,26 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest gap between the tokens of an answer while other prompts are read (default 100)",
     )
     group.add_argument("--verbose", action="store_true", help="print where the memory goes, on standard error")
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Those of the flags of ``EngineConfig`` that decide how a model is loaded; the group, for more of them."""
+    group = parser.add_argument_group("engine")
+    add = _adder(group)
+    add(
+        "--weights",
+        choices=WEIGHT_FORMATS,
+        help="format the weights are brought into at load; native keeps the file's (default)",
+    )
+    add("--head-bits", choices=WEIGHT_FORMATS, help="the same for the output matrix alone")
+    add("--kv", choices=KV_FORMATS, help="format of cached keys and values")
+    add("--threads", type=int, metavar="N", help="threads (default: those that the machine and its container allow)")
+    add(
+        "--isa",
+        metavar="NAME",
+        help="instruction set: scalar, avx2, avx2_vnni, avx512_vnni (default: the best there is)",
+    )
+    return group
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -151,6 +151,7 @@ class PlanBuilder:
         """An output that reports the log-probability of the prompt's token at ``position``."""
         rows: Any = self._rows
         rows[output] = self._forced_record[0]
+        rows[output]["seed"] = request.record[0]["seed"]  # draws nothing here: it says whose output this is
         rows[output]["forced"] = request.tokens[position]
         rows[output]["position"] = position
         rows[output]["num_logprobs"] = request.params.prompt_logprobs

@@ -1,0 +1,115 @@
+"""An executor that writes down what another one computed: the two likeliest tokens of every output, the shape of every
+step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import ModelConfig
+from paceline.executors.base import Executor, StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class TopTwo:
+    """The two likeliest tokens of an output, the first of equals first, and the model's own logits of them (float32
+    values)."""
+
+    tokens: tuple[int, int]
+    logits: tuple[float, float]
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32]) -> TopTwo:
+        """Of one row of logits [vocab]; a NaN counts as the largest."""
+        rest = logits.copy()
+        first = int(np.argmax(rest))
+        rest[first] = -np.inf
+        second = int(np.argmax(rest))
+        return cls((first, second), (float(logits[first]), float(logits[second])))
+
+    @property
+    def margin(self) -> float:
+        """How far the second is behind the first."""
+        return self.logits[0] - self.logits[1]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a step, and its sequence's rows in that step: positions first_position up to its own.
+
+    ``logits`` [vocab] are kept where the trace was told to.
+    """
+
+    top: TopTwo
+    first_position: int
+    num_rows: int
+    logits: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Sequences of a step, and the rows of the one that had most."""
+
+    num_sequences: int
+    max_rows: int
+
+
+@dataclass
+class Trace:
+    """What was seen: outputs by (seed, position of the token that is drawn), and steps.
+
+    The seed names the request, so requests that are told apart need seeds of their own.
+    """
+
+    outputs: dict[tuple[int, int], Output] = field(default_factory=dict)
+    steps: list[StepShape] = field(default_factory=list)
+
+
+class TracingExecutor:
+    """An ``Executor`` over another that adds to ``trace`` what each step computes. ``num_pages`` may present a smaller
+    pool than there is. Between runs of an engine, ``watch`` starts a new trace."""
+
+    def __init__(self, executor: Executor, *, num_pages: int | None = None) -> None:
+        assert num_pages is None or num_pages <= executor.num_pages
+        self.executor = executor
+        self.model: ModelConfig = executor.model
+        self.num_pages = executor.num_pages if num_pages is None else num_pages
+        self.max_rows = executor.max_rows
+        self.max_outputs = executor.max_outputs
+        self.pages = executor.pages[: self.num_pages]
+        self.watch()
+
+    def watch(self, *, keep_logits: bool = False) -> Trace:
+        """The trace of all that comes from now on; it keeps whole rows of logits if wanted."""
+        self.trace = Trace()
+        self._keep_logits = keep_logits
+        return self.trace
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The step of the executor below."""
+        result = self.executor.run(plan)
+        logits = self.executor.logits()
+        rows = np.diff(plan.row_starts)
+        self.trace.steps.append(StepShape(len(rows), int(rows.max())))
+        sequence_of = np.repeat(np.arange(len(rows)), rows)
+        keys = zip(plan.samples.rows["seed"].tolist(), plan.samples.rows["position"].tolist(), strict=True)
+        for key, row, values in zip(keys, plan.logit_rows.tolist(), logits, strict=True):
+            sequence = sequence_of[row]
+            self.trace.outputs[key] = Output(
+                TopTwo.of(values),
+                int(plan.positions[plan.row_starts[sequence]]),
+                int(rows[sequence]),
+                values.copy() if self._keep_logits else None,
+            )
+        return result
+
+    def logits(self) -> NDArray[np.float32]:
+        """Those of the executor below."""
+        return self.executor.logits()
+
+    def path(self) -> dict[str, str | int]:
+        """That of the executor below."""
+        return self.executor.path()
