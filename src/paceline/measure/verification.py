@@ -29,7 +29,6 @@ from paceline.measure.cells import (
     sampling_base,
     sampling_questions,
 )
-from paceline.measure.load import Report, quiet
 from paceline.measure.losslessness import (
     Answer,
     Difference,
@@ -39,6 +38,7 @@ from paceline.measure.losslessness import (
     compare_formats,
     first_difference,
 )
+from paceline.measure.runs import Report, quiet
 from paceline.measure.workbench import Load, Run, Workbench, path_problem
 
 Choice = tuple[str, int]
