@@ -20,8 +20,9 @@ from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.engine.stats import EngineStats
 from paceline.errors import ContextLengthError, KVCapacityError, ParameterError, RequestError
 from paceline.executors.base import Executor, StepResult
+from paceline.kv.disk_tier import Store
 from paceline.kv.identity import domain_key
-from paceline.kv.manager import KVManager, Store
+from paceline.kv.manager import KVManager
 from paceline.params import SamplingParams
 
 _STATUS = {

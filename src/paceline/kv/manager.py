@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, SPLIT_TOKENS
+from paceline.kv.disk_tier import DiskTier, Store
 from paceline.kv.layout import pages_for
 from paceline.kv.pool import PagePool
 from paceline.kv.radix import TOKEN_BYTES, Match, Node, RadixTree
-
-
-class Entry(Protocol):
-    """A stored page: its id, the page before it, whose it is, its tokens."""
-
-    @property
-    def entry(self) -> int: ...
-
-    @property
-    def parent(self) -> int | None: ...
-
-    @property
-    def domain(self) -> bytes: ...
-
-    @property
-    def tokens(self) -> bytes: ...
-
-
-class Store(Protocol):
-    """What the manager needs of a store on disk; see ``kv.store.PageStore``."""
-
-    def entries(self) -> Iterator[Entry]: ...
-
-    def put(self, parent: int | None, domain: bytes, tokens: bytes, page: NDArray[np.uint8]) -> int | None: ...
-
-    def read(self, entry: int, into: NDArray[np.uint8]) -> bool: ...
-
-    def touch(self, entry: int) -> None: ...
-
-    def evicted(self) -> list[int]: ...
 
 
 @dataclass
@@ -104,10 +73,7 @@ class KVManager:
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self._copy_sources: list[int] = []  # locked until the step that copies them has run
         self._fresh: list[Node] = []  # published for the step under way: not computed yet
-        self._store: Store | None = None
-        self._memory: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
-        self._stored: dict[int, Node] = {}
-        self._unsaved: deque[Node] = deque()
+        self._disk: DiskTier | None = None
 
     @property
     def num_pool_tokens(self) -> int:
@@ -245,64 +211,26 @@ class KVManager:
     def use_store(self, store: Store, memory: NDArray[np.uint8]) -> None:
         """Finds what ``store`` holds, and keeps whole pages there too. ``memory`` [num_pages, page_bytes] is the
         pool."""
-        self._store, self._memory = store, memory
-        for stored in store.entries():
-            parent = self.tree.root(stored.domain) if stored.parent is None else self._stored[stored.parent]
-            self._stored[stored.entry] = self.tree.attach(parent, stored.tokens, stored.entry)
+        self._disk = DiskTier(self.tree, store, memory)
 
     def persist(self, max_pages: int) -> int:
         """Writes up to ``max_pages`` pages that are not in the store yet; returns how many wait still."""
-        while self._store is not None and self._unsaved and max_pages > 0:
-            node = self._unsaved.popleft()
-            parent = node.parent
-            if node.page is None or node.entry is not None or parent is None:
-                continue  # evicted, or written under another name
-            if parent.parent is not None and parent.entry is None:
-                continue
-            root = parent
-            while root.parent is not None:
-                root = root.parent
-            entry = self._store.put(parent.entry, root.tokens, node.tokens, self._memory[node.page])
-            if entry is not None:
-                node.entry = entry
-                self._stored[entry] = node
-            self._forget_evicted()
-            max_pages -= 1
-        return len(self._unsaved)
+        return 0 if self._disk is None else self._disk.persist(max_pages)
 
     def _remember(self, tip: Node | None) -> None:
-        """Queues the pages up to ``tip`` for the store, first page first, and marks them as used."""
+        """Marks the pages up to ``tip`` as used, and queues them for the store."""
         chain: list[Node] = []
         while tip is not None and tip.parent is not None:
             chain.append(tip)
             tip = tip.parent
         self.tree.touch(chain)
-        if self._store is None:
-            return
-        for node in reversed(chain):
-            if node.entry is not None:
-                self._store.touch(node.entry)
-            else:
-                self._unsaved.append(node)
-
-    def _forget_evicted(self) -> None:
-        assert self._store is not None
-        for entry in self._store.evicted():
-            node = self._stored.pop(entry)
-            if node.entry == entry:
-                self.tree.unstore(node)
+        if self._disk is not None:
+            self._disk.remember(chain[::-1])
 
     def _load(self, node: Node, page: int) -> bool:
         """Fills a page from the store; False, and the node is out of the tree, when what is stored is damaged."""
-        assert self._store is not None
-        assert node.entry is not None
-        if self._store.read(node.entry, self._memory[page]):
-            self._store.touch(node.entry)
-            return True
-        self._forget_evicted()
-        if node.entry is not None:
-            self.tree.drop(node)
-        return False
+        assert self._disk is not None
+        return self._disk.load(node, page)
 
     # Pages
 
@@ -322,6 +250,8 @@ class KVManager:
         resident or stored."""
         if self.window is None:
             return match
+        if match.partial is not None and match.partial.page is None and match.partial.entry is None:
+            match = match.cut(len(match.nodes) * PAGE_TOKENS)
         missing = [at for at, node in enumerate(match.nodes) if node.page is None and node.entry is None]
         while missing and self._first_page(match.num_tokens) <= missing[-1]:
             match = match.cut(missing.pop() * PAGE_TOKENS)
