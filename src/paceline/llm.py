@@ -18,6 +18,7 @@ from paceline.engine.detokenize import TokenText
 from paceline.engine.engine import Engine, Update
 from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.engine.outputs import Completion, Delta
+from paceline.engine.prompts import Prompt, answers_of, is_list_like, is_single
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.runner import EngineRunner
 from paceline.engine.stats import EngineStats
@@ -29,7 +30,6 @@ from paceline.kv.store import PageStore
 from paceline.machine import detect_machine
 from paceline.params import SamplingParams
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -222,7 +222,7 @@ class LLM:
             except BaseException:  # KeyboardInterrupt
                 self._runner.abort(requests)
                 raise
-        return _answers(gathering.completions(), groups, single=_is_single(prompts))
+        return answers_of(gathering.completions(), groups, single=is_single(prompts))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache_domain: str = "") -> DeltaStream:
         """The pieces of the answer to a prompt as they come. Closing or dropping the iterator aborts the request."""
@@ -310,7 +310,7 @@ class LLM:
             finally:
                 if not done.is_set():
                     self._runner.abort(requests)
-        return _answers(gathering.completions(), groups, single=_is_single(prompts))
+        return answers_of(gathering.completions(), groups, single=is_single(prompts))
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache_domain: str = ""
@@ -389,7 +389,7 @@ class LLM:
         """The ``params.n`` requests of one prompt; their draws share a seed and differ by choice."""
         if not isinstance(params, SamplingParams):
             raise ParameterError("params", params, "SamplingParams")
-        if not _is_list_like(prompt):
+        if not is_list_like(prompt):
             raise ParameterError("prompt", prompt, "text, or a list of token ids")
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not isinstance(cache_domain, str):
@@ -406,9 +406,9 @@ class LLM:
         cache_domain: str,
     ) -> list[list[Request]]:
         """The requests of each prompt, all validated before any runs."""
-        if not _is_list_like(prompts):
+        if not is_list_like(prompts):
             raise ParameterError("prompts", prompts, "text, a list of token ids, or a list of those")
-        items: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        items: list[Any] = [prompts] if is_single(prompts) else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(items)
         else:
@@ -422,37 +422,6 @@ def _shut_down(runner: EngineRunner, store: PageStore | None) -> None:
     runner.close()
     if store is not None:
         store.close()
-
-
-def _is_list_like(value: object) -> bool:
-    """Text, a sequence or an array; not bytes, whose items would pass for token ids, nor a mapping."""
-    return (
-        hasattr(value, "__getitem__")
-        and hasattr(value, "__len__")
-        and not isinstance(value, (bytes, bytearray, Mapping))
-    )
-
-
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt: text, or token ids. An empty list is a list of no prompts."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
-
-
-def _answers(
-    completions: list[Completion], groups: list[list[Request]], *, single: bool
-) -> Completion | list[Completion]:
-    """Completions by prompt; the error of a single one is raised."""
-    left = iter(completions)
-    answers = []
-    for group in groups:
-        choices = tuple(next(left) for _ in group)
-        answers.append(choices[0] if len(choices) == 1 else dataclasses.replace(choices[0], choices=choices))
-    if not single:
-        return answers
-    for choice in answers[0].choices or answers:
-        if choice.error is not None:
-            raise choice.error
-    return answers[0]
 
 
 def _with_fields(config: EngineConfig, fields: Mapping[str, Any]) -> EngineConfig:
