@@ -15,6 +15,7 @@ from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 from token_sequences import TokenSequence, engine_config, random_sequences, run_chunks, run_step, step_plan
 
 from paceline import _native
+from paceline.config import KV_FORMATS
 from paceline.executors.native import NativeExecutor
 
 ISAS = _native.isas()
@@ -145,7 +146,7 @@ def test_twins_in_one_batch_have_the_same_bits(fmt: str, isa: str) -> None:
 @pytest.mark.parametrize("window", WINDOWS)
 def test_pages_may_lie_anywhere(fmt: str, isa: str, window: int | None) -> None:
     executor = load(fmt, window, isa=isa, num_threads=2)
-    executor.program.kv()[:] = 0x7BFF  # the largest f16: what an earlier request left must not matter
+    executor.pages.view(np.uint16)[:] = 0x7BFF  # the largest f16: what an earlier request left must not matter
     pages = np.random.default_rng(3).permutation(NUM_PAGES)[: -(-LENGTH // 32)].astype(np.int32)
     assert same_bits(run_chunks(executor, replace(the_request(), pages=pages), 37), expected(fmt, window))
 
@@ -155,9 +156,9 @@ def test_pages_may_lie_anywhere(fmt: str, isa: str, window: int | None) -> None:
 def test_not_a_number_in_stale_pages_is_never_read(fmt: str, isa: str) -> None:
     """An infinity or NaN that a failed request left behind in a reused page stays out of later ones."""
     executor = load(fmt, isa=isa, num_threads=2)
-    executor.program.kv()[:] = 0x7E00  # NaN as f16
+    executor.pages.view(np.uint16)[:] = 0x7E00  # NaN as f16
     assert same_bits(run_chunks(executor, the_request(), 37), expected(fmt))
-    executor.program.kv()[:] = 0x7E00
+    executor.pages.view(np.uint16)[:] = 0x7E00
     assert same_bits(run_chunks(executor, the_request(), 1), expected(fmt))
 
 
@@ -169,7 +170,7 @@ def test_which_rows_are_outputs_changes_nothing(fmt: str) -> None:
         assert same_bits(executor.logits(), expected(fmt)[outputs])
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_kv_formats(kv_dtype: str, isa: str) -> None:
     plain = run_chunks(load("int8", isa="scalar", kv_dtype=kv_dtype), the_request(), LENGTH)

@@ -11,7 +11,7 @@ from tiny_models import MemoryCheckpoint, changed, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, step_plan
 
 from paceline import _native
-from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.config import KV_FORMATS, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError
 from paceline.executors.base import StepPlan
 from paceline.executors.compare import Difference, compare_step
@@ -101,7 +101,7 @@ def test_every_kind_as_the_file_holds_it(isa: str, kind: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 def test_formats_chosen_on_load(isa: str, weights: str, kv_dtype: str) -> None:
     checkpoint = tiny_checkpoint(tiny_config(hidden_size=80, intermediate_size=112))
     assert_agrees(checkpoint, isa=isa, weights=weights, kv_dtype=kv_dtype)
