@@ -146,8 +146,11 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     const int num_keys = last + 1 - first_key < kSplitTokens ? last + 1 - first_key : kSplitTokens;
     const int padded = round_up(num_keys, 16);
     const uint8_t* head_pages[kSplitTokens / kPageTokens];
-    for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
+    for (int k0 = 0; k0 < num_keys; k0 += kPageTokens)
       head_pages[k0 / kPageTokens] = head_page(args, page_ids[(first_key + k0) / kPageTokens], unit.kv_head);
+    if (block == unit.split_begin) start_reading(head_pages[0]);
+    for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
+      if (k0 + kPageTokens < num_keys) start_reading(head_pages[k0 / kPageTokens + 1]);
       pages.scores(head_pages[k0 / kPageTokens], num_keys - k0 > 16 ? 2 : 1, scores + k0, kSplitTokens);
     }
     for (int r = 0; r < num_rows; ++r) {

@@ -171,9 +171,9 @@ class Int8Pages {
 
   void scores(const uint8_t* page, int blocks, float* out, int stride) const {
     int32_t* sums = reinterpret_cast<int32_t*>(out);
-    products<Int8Terms>(num_rows_, blocks, q_, head_dim_, reinterpret_cast<const int8_t*>(page), {32, 16 * head_dim_},
-                        head_dim_ / 2, false, sums, stride);
-    const uint16_t* scales = key_scales(page, head_dim_);
+    products<Int8Terms>(num_rows_, blocks, q_, head_dim_, int8_codes(page), {32, 16 * head_dim_}, head_dim_ / 2, false,
+                        sums, stride);
+    const uint16_t* scales = int8_scales(page);
     for (int i = 0; i < 16 * blocks; i += 16) {
       const F32x16 scale = load_bf16(scales + i);
       for (int r = 0; r < num_rows_; ++r)
@@ -185,7 +185,7 @@ class Int8Pages {
   // nobody's or another row's: its scale may be anything.
   void round_numerators(int r, float* numerators, const uint8_t* const* pages, int begin, int end, int padded) const {
     for (int i = 0; i < padded; i += 16) {
-      const uint16_t* scales = key_scales(pages[i / kPageTokens], head_dim_) + kPageTokens + i % kPageTokens;
+      const uint16_t* scales = int8_scales(pages[i / kPageTokens]) + kPageTokens + i % kPageTokens;
       F32x16 v = load(numerators + i) * load_bf16(scales);
       if (i + 16 > end) v = select(first_lanes(end - i), v, zero_f32());
       if (i < begin) v = select(first_lanes(begin - i), zero_f32(), v);
@@ -195,7 +195,7 @@ class Int8Pages {
   }
 
   void values(const uint8_t* page, int first, int count, const float*, int, float* out, int out_stride) const {
-    const int8_t* b = reinterpret_cast<const int8_t*>(page) + kPageTokens * head_dim_;
+    const int8_t* b = int8_codes(page) + kPageTokens * head_dim_;
     products<Int8Terms>(num_rows_, head_dim_ / 16, numerators_ + first, kSplitTokens, b, {2 * head_dim_, 32},
                         (count + 1) / 2, first > 0, reinterpret_cast<int32_t*>(out), out_stride);
   }

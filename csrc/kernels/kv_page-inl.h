@@ -1,10 +1,11 @@
 // A page of keys and values of one layer and KV head: how a token is written, and how the formats read it.
 //
 //   f16, bf16, f32  keys as 2 blocks [head_dim][16 tokens], then values [32 tokens][head_dim]
-//   int8            keys as 2 blocks [head_dim / 2][16 tokens][2], values [16 pairs of tokens][head_dim][2], then the scales as bf16: 32 of
-//                   keys, 32 of values. x is about scale * code; each token's key and each value has its own scale.
+//   int8            the scales as bf16, 32 of keys and 32 of values, then keys as 2 blocks [head_dim / 2][16 tokens][2] and values
+//                   [16 pairs of tokens][head_dim][2]. x is about scale * code; each token's key has its own scale, and each value.
 //
-// Both inputs of a pair lie side by side in int8 because the product takes two inputs at a time.
+// Both inputs of a pair lie side by side in int8 because the product takes two inputs at a time. Scales come first because memory is read
+// ahead forwards: behind the values, each page's were waited for twice.
 
 namespace paceline::PL_ISA {
 namespace {
@@ -16,11 +17,16 @@ inline uint8_t* head_page(const AttentionArgs& args, int32_t page, int kv_head) 
              s.head_page_bytes();
 }
 
-inline uint16_t* key_scales(uint8_t* page, int head_dim) {
-  return reinterpret_cast<uint16_t*>(page + 2 * kPageTokens * head_dim);
+// A processor reads ahead within a run of addresses, but not from one page to the next, which lies elsewhere: this starts the next run.
+inline void start_reading(const uint8_t* page) {
+  constexpr int kBytes = 1024;
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(page + i);
 }
-inline const uint16_t* key_scales(const uint8_t* page, int head_dim) {
-  return reinterpret_cast<const uint16_t*>(page + 2 * kPageTokens * head_dim);
+
+// Parts of an int8 page: key scales, value scales, key codes, value codes.
+inline const uint16_t* int8_scales(const uint8_t* page) { return reinterpret_cast<const uint16_t*>(page); }
+inline const int8_t* int8_codes(const uint8_t* page) {
+  return reinterpret_cast<const int8_t*>(page + 2 * kPageTokens * sizeof(uint16_t));
 }
 
 // The largest finite f16: a key or value beyond it is stored as this, so that f16 pages never hold an infinity.
@@ -76,10 +82,10 @@ inline uint16_t round_to_int8(const float* x, int size, int8_t* codes) {
 
 inline void store_int8_token(uint8_t* page, int token, int head_dim, const float* key, const float* value) {
   int8_t codes[kMaxHeadDim];
-  int8_t* keys = reinterpret_cast<int8_t*>(page);
+  uint16_t* scales = reinterpret_cast<uint16_t*>(page);
+  int8_t* keys = reinterpret_cast<int8_t*>(scales + 2 * kPageTokens);
   int8_t* key_lane = keys + (token / 16) * 16 * head_dim + token % 16 * 2;
   int8_t* value_row = keys + kPageTokens * head_dim + token / 2 * 2 * head_dim + token % 2;
-  uint16_t* scales = key_scales(page, head_dim);
   scales[token] = round_to_int8(key, head_dim, codes);
   for (int i = 0; i < head_dim; ++i) key_lane[i / 2 * 32 + i % 2] = codes[i];
   scales[kPageTokens + token] = round_to_int8(value, head_dim, codes);

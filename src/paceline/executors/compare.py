@@ -155,14 +155,14 @@ def _attention_bound(node: Node, q: Table, step: Step) -> Table:
     return np.asarray(np.broadcast_to((relative * reach + 1e-30)[:, None], q.shape), np.float32)
 
 
-def _pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The native pool as the reference lays it out: keys and values [layers, pages, heads, tokens, head_dim]."""
     model, kind = native.model, native.path()["kv_dtype"]
     shape = (native.num_pages, model.num_layers, model.num_kv_heads)
     pages = native.pages.reshape(*shape, -1)
     pair = 2 if kind == "int8" else 1  # inputs of the product that lie side by side
     if kind == "int8":
-        pages, scales = np.split(pages, [2 * PAGE_TOKENS * model.head_dim], axis=-1)
+        scales, pages = np.split(pages, [4 * PAGE_TOKENS], axis=-1)
     stored = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
     numbers = _from_bf16(pages) if kind == "bf16" else pages.view(stored[str(kind)]).astype(np.float32)
     halves = numbers.reshape(*shape, 2, -1)
@@ -180,7 +180,7 @@ def _from_bf16(stored: NDArray[np.uint8]) -> Table:
 
 
 def _copy_pages(native: NativeExecutor, step: Step) -> None:
-    step.kv.keys[:], step.kv.values[:] = _pages_of(native)
+    step.kv.keys[:], step.kv.values[:] = pages_of(native)
 
 
 def _compare_pages(
@@ -190,7 +190,7 @@ def _compare_pages(
     be one rounding step of the KV format apart, since their rotation is rounded in another order. A step of int8 is its
     vector's scale, at most max|x| / 126; rounded to neighbouring scales (2^-7), two codes differ by little more."""
     layer = node.attributes["layer"]
-    keys, stored = _pages_of(native)
+    keys, stored = pages_of(native)
     pages = step.page_table[step.sequence_of_row, step.positions // PAGE_TOKENS]
     slots = step.positions % PAGE_TOKENS
     theirs = reference.kv.keys[layer, pages, :, slots]
