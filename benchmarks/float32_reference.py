@@ -49,13 +49,6 @@ class DequantisedWeights:
         return False
 
 
-class ExactKeyValues(KeyValues):
-    """Keys and values that stay float32."""
-
-    def round(self, x: Table) -> Table:
-        return x
-
-
 def windows_plan(windows: Tokens) -> StepPlan:
     """All of ``windows`` [count, tokens] as one step, a sequence each, with logits everywhere."""
     count, length = windows.shape
@@ -104,7 +97,7 @@ class Float32Reference:
         count, self._length = windows.shape
         plan = windows_plan(windows)
         shape = (model.num_layers, plan.page_table.size, model.num_kv_heads, PAGE_TOKENS, model.head_dim)
-        kv = ExactKeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), "f16")
+        kv = KeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), "f32")
         sequences = np.repeat(np.arange(count, dtype=np.int32), self._length)
         weights = DequantisedWeights(checkpoint, graph)
         step = Step(

@@ -156,7 +156,7 @@ def paceline_logits(checkpoint: Checkpoint, args: argparse.Namespace, windows: T
         max_batch=rows,
         token_budget=rows,
         context_length=args.window,
-        kv_memory_bytes=pages_for(args.window) * KVLayout.of(checkpoint.config).page_bytes,
+        kv_memory_bytes=pages_for(args.window) * KVLayout.of(checkpoint.config, args.kv).page_bytes,
     ).resolve(detect_machine(args.isa))
     executor: Executor
     if args.executor == "native":

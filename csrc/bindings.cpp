@@ -49,6 +49,14 @@ WeightKind weight_kind(const std::string& name) {
   throw std::invalid_argument("unknown packed kind '" + name + "'");
 }
 
+KVKind kv_kind_of(const std::string& name) {
+  if (name == "f16") return KVKind::f16;
+  if (name == "bf16") return KVKind::bf16;
+  if (name == "f32") return KVKind::f32;
+  if (name == "int8") return KVKind::int8;
+  throw std::invalid_argument("unknown KV format '" + name + "'");
+}
+
 // A Program with what one step needs to cross the language border: references to the weights' arrays and the sampler's results.
 struct BoundProgram {
   Program program;
@@ -220,10 +228,7 @@ NB_MODULE(_native, m) {
           [](BoundProgram* self, const std::string& isa, int num_threads, int max_rows, int max_outputs, int vocab_size,
              int num_pages, int context_length, int num_heads, int num_kv_heads, int head_dim, int num_layers,
              int window, const std::string& kv_kind, std::vector<double> inverse_frequencies) {
-            if (kv_kind != "f16" && kv_kind != "bf16")
-              throw std::invalid_argument("unknown KV format '" + kv_kind + "'");
-            const AttentionShape attention{num_heads,  num_kv_heads, head_dim,
-                                           num_layers, window,       kv_kind == "f16" ? KVKind::f16 : KVKind::bf16};
+            const AttentionShape attention{num_heads, num_kv_heads, head_dim, num_layers, window, kv_kind_of(kv_kind)};
             new (self) BoundProgram(isa, num_threads,
                                     {max_rows, max_outputs, vocab_size, num_pages, context_length, attention},
                                     std::move(inverse_frequencies));
@@ -303,10 +308,10 @@ NB_MODULE(_native, m) {
           "kv",
           [](BoundProgram& self) {
             const size_t shape[2] = {static_cast<size_t>(self.program.shape().num_pages),
-                                     self.program.shape().attention.page_values()};
-            return nb::ndarray<nb::numpy, uint16_t, nb::ndim<2>>(self.program.kv(), 2, shape, nb::find(&self));
+                                     self.program.shape().attention.page_bytes()};
+            return nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(self.program.kv(), 2, shape, nb::find(&self));
           },
-          nb::rv_policy::reference_internal, "The KV pool [pages, 16-bit values of a page].")
+          nb::rv_policy::reference_internal, "The KV pool [pages, bytes of a page].")
       .def(
           "attention_units", [](const BoundProgram& self) { return attention_units(self.program.attention_plan()); },
           "Debugging: (rows, sequence, KV head, first split, end split, result) of the units of the step.")

@@ -3,6 +3,8 @@
 
 #include "simd/vec.h"
 
+#include "simd/vec_i16.h"
+
 #include "kernels/quantise-inl.h"
 
 #include "kernels/dot-inl.h"
@@ -10,6 +12,10 @@
 #include "kernels/linear-inl.h"
 
 #include "kernels/embed-inl.h"
+
+#include "kernels/kv_page-inl.h"
+
+#include "kernels/attention_products-inl.h"
 
 #include "kernels/attention-inl.h"
 

@@ -1,102 +1,19 @@
 // Causal attention over paged keys and values: FlashAttention's online softmax (Dao et al., 2205.14135) in splits of a fixed number of
 // keys (Flash-Decoding), merged in order.
 //
-// Scores have keys as lanes (key pages are stored transposed, [head_dim][16 tokens]), outputs have components as lanes; both are the same
-// small product, out[row][16 lanes] = sum over i of a[row][i] * b[i][16 lanes], i in order. A split covers keys [128 s, 128 (s+1)) of the
-// sequence whatever the batch looks like, and splits are folded left to right, so a row's bits do not depend on who computed them.
+// What depends on the KV format is in kv_page-inl.h (how pages hold tokens) and attention_products-inl.h (scores and weighted values). A
+// split covers keys [128 s, 128 (s+1)) of the sequence whatever the batch looks like, and splits are folded left to right, so a row's bits do
+// not depend on who computed them.
 // The query rows that read the same KV head (all heads of its group, several tokens of a prompt, sequences over one prefix) share each load.
 
 namespace paceline::PL_ISA {
 namespace {
-
-struct KeysF16 {
-  static inline F32x16 get(const uint16_t* p) { return load_f16(p); }
-};
-struct KeysBF16 {
-  static inline F32x16 get(const uint16_t* p) { return load_bf16(p); }
-};
-struct KeysF32 {
-  static inline F32x16 get(const float* p) { return load(p); }
-};
-
-// Query rows that share one pass over keys or values, and how many blocks of 16 lanes such a pass takes when there are fewer rows: enough
-// independent chains of multiply-adds to hide their latency, few enough for the registers.
-#if defined(PL_SIMD_AVX512)
-constexpr int kBlockRows = 12;
-constexpr int kRowsOfTwoBlocks = 6;
-#elif defined(PL_SIMD_AVX2)
-constexpr int kBlockRows = 6;
-constexpr int kRowsOfTwoBlocks = 0;
-#else
-constexpr int kBlockRows = 4;
-constexpr int kRowsOfTwoBlocks = 0;
-#endif
-
-// out[m][16 t + lane] = (what is there or 0) + sum over i < count of a[m][i] * b[t * b_block + i * b_stride + lane], i in order
-template <class Load, int M, int T, class B>
-[[gnu::noinline]] void product(const float* a, int a_stride, const B* b, int b_stride, int b_block, int count,
-                               bool resume, float* out, int out_stride) {
-  F32x16 acc[M][T];
-  unroll<M>([&](auto m) PL_INLINE {
-    unroll<T>([&](auto t) PL_INLINE { acc[m][t] = resume ? load(out + m * out_stride + t * 16) : zero_f32(); });
-  });
-  for (int i = 0; i < count; ++i) {
-    F32x16 v[T];
-    unroll<T>([&](auto t) PL_INLINE { v[t] = Load::get(b + t * b_block + i * b_stride); });
-    unroll<M>([&](auto m) PL_INLINE {
-      const F32x16 x = set1(a[m * a_stride + i]);
-      unroll<T>([&](auto t) PL_INLINE { acc[m][t] = fma(v[t], x, acc[m][t]); });
-    });
-  }
-  unroll<M>([&](auto m)
-                PL_INLINE { unroll<T>([&](auto t) PL_INLINE { store(out + m * out_stride + t * 16, acc[m][t]); }); });
-}
-
-// The product for any number of rows and blocks, `b_block` values apart.
-template <class Load, class B>
-inline void products(int rows, int blocks, const float* a, int a_stride, const B* b, int b_stride, int b_block,
-                     int count, bool resume, float* out, int out_stride) {
-  for_blocks_of<kBlockRows>(0, rows, [&]<int M>(int row) {
-    const float* left = a + row * a_stride;
-    float* to = out + row * out_stride;
-    int block = 0;
-    if constexpr (M <= kRowsOfTwoBlocks)
-      for (; block + 2 <= blocks; block += 2)
-        product<Load, M, 2>(left, a_stride, b + block * b_block, b_stride, b_block, count, resume, to + block * 16,
-                            out_stride);
-    for (; block < blocks; ++block)
-      product<Load, M, 1>(left, a_stride, b + block * b_block, b_stride, b_block, count, resume, to + block * 16,
-                          out_stride);
-  });
-}
 
 inline float* at_row(float* base, int row, int stride) {
   return base + static_cast<size_t>(row) * static_cast<size_t>(stride);
 }
 inline const float* at_row(const float* base, int row, int stride) {
   return base + static_cast<size_t>(row) * static_cast<size_t>(stride);
-}
-
-template <class Load>
-inline void expand_page(const uint16_t* from, int count, float* to) {
-  for (int i = 0; i < count; i += 16) store(to + i, Load::get(from + i));
-}
-
-inline uint16_t* head_page(const AttentionArgs& args, int32_t page, int kv_head) {
-  const AttentionShape& s = *args.shape;
-  return args.kv + static_cast<size_t>(page) * s.page_values() +
-         (static_cast<size_t>(args.layer) * static_cast<size_t>(s.num_kv_heads) + static_cast<size_t>(kv_head)) *
-             s.head_page_values();
-}
-
-// The largest finite f16: a key or value beyond it is stored as this, so that pages never hold an infinity.
-constexpr float kLargestStored = 65504.0f;
-
-inline void store_16bit(KVKind kind, uint16_t* to, F32x16 x) {
-  if (kind == KVKind::f16)
-    store_f16(to, max(min(x, set1(kLargestStored)), set1(-kLargestStored)));
-  else
-    store_bf16(to, x);
 }
 
 // RMS norm of one head (when weight is not null), then rotation of its pairs (2i, 2i+1), then times factor. In place.
@@ -133,20 +50,11 @@ void rope_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
   const int position = args.positions[row];
   const int32_t page = args.page_table[static_cast<size_t>(sequence) * static_cast<size_t>(args.page_table_stride) +
                                        static_cast<size_t>(position / kPageTokens)];
-  uint16_t* keys = head_page(args, page, kv_head);
-  const int token = position % kPageTokens;
-  uint16_t* key_lane = keys + (token / 16) * 16 * d + token % 16;
-  uint16_t* value_row = keys + kPageTokens * d + token * d;
-  float key[256];
+  float key[kMaxHeadDim];
   std::memcpy(key, at_row(args.k, row, args.qkv_stride) + kv_head * d, static_cast<size_t>(d) * sizeof(float));
   rotate_head(key, d, args.k_norm, args.norm_eps, cos, sin, 1.0f);
-  const float* value = at_row(args.v, row, args.qkv_stride) + kv_head * d;
-  for (int i = 0; i < d; i += 16) {
-    uint16_t lanes[16];
-    store_16bit(s.kind, lanes, load(key + i));
-    for (int j = 0; j < 16; ++j) key_lane[(i + j) * 16] = lanes[j];
-    store_16bit(s.kind, value_row + i, load(value + i));
-  }
+  store_token(s.kind, head_page(args, page, kv_head), position % kPageTokens, d, key,
+              at_row(args.v, row, args.qkv_stride) + kv_head * d);
 }
 
 // Running softmax of one query row: values [head_dim], then its maximum and its sum.
@@ -216,7 +124,7 @@ inline float* slot_of(const AttentionArgs& args, int row, int head, int split) {
          (slot * static_cast<size_t>(s.num_heads) + static_cast<size_t>(head)) * static_cast<size_t>(s.head_dim + 16);
 }
 
-template <class Stored>
+template <class Pages>
 inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, float* scratch) {
   const AttentionShape& s = *args.shape;
   const int d = s.head_dim;
@@ -227,9 +135,6 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
   float* scores = q + num_rows * d;                 // [num_rows][kSplitTokens]
   float* split = scores + num_rows * kSplitTokens;  // [num_rows][d + 16]
   float* running = split + num_rows * partial_stride;
-  float* page_f32 = running + num_rows * partial_stride;  // [32 * d]: keys, then values
-  // Many rows repay turning a page into floats once; the values are the same either way.
-  const bool expand = num_rows > kBlockRows;
 
   const auto partial = [&](float* base, int r) {
     float* p = base + r * partial_stride;
@@ -244,23 +149,22 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
                 static_cast<size_t>(d + 2) * sizeof(float));
   };
   for (int r = 0; r < num_rows; ++r) *partial(running, r).sum = 0.0f;
+  const Pages pages(num_rows, d, q, running + num_rows * partial_stride);
 
-  const int32_t* pages =
+  const int32_t* page_ids =
       args.page_table + static_cast<size_t>(unit.sequence) * static_cast<size_t>(args.page_table_stride);
   const int last = args.positions[rows[unit.row_end - 1 - unit.row_begin]];
   for (int block = unit.split_begin; block < unit.split_end; ++block) {
     const int first_key = block * kSplitTokens;
     const int num_keys = last + 1 - first_key < kSplitTokens ? last + 1 - first_key : kSplitTokens;
     const int padded = round_up(num_keys, 16);
+    const uint8_t* head_pages[kSplitTokens / kPageTokens];
+    for (int k0 = 0; k0 < num_keys; k0 += kPageTokens)
+      head_pages[k0 / kPageTokens] = head_page(args, page_ids[(first_key + k0) / kPageTokens], unit.kv_head);
+    if (block == unit.split_begin) start_reading(head_pages[0]);
     for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
-      const uint16_t* keys = head_page(args, pages[(first_key + k0) / kPageTokens], unit.kv_head);
-      const int blocks = num_keys - k0 > 16 ? 2 : 1;
-      if (expand) {
-        expand_page<Stored>(keys, blocks * 16 * d, page_f32);
-        products<KeysF32>(num_rows, blocks, q, d, page_f32, 16, 16 * d, d, false, scores + k0, kSplitTokens);
-      } else {
-        products<Stored>(num_rows, blocks, q, d, keys, 16, 16 * d, d, false, scores + k0, kSplitTokens);
-      }
+      if (k0 + kPageTokens < num_keys) start_reading(head_pages[k0 / kPageTokens + 1]);
+      pages.scores(head_pages[k0 / kPageTokens], num_keys - k0 > 16 ? 2 : 1, scores + k0, kSplitTokens);
     }
     for (int r = 0; r < num_rows; ++r) {
       const int position = args.positions[rows[r / group]];
@@ -268,20 +172,14 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
       const int end = position + 1 - first_key < num_keys ? position + 1 - first_key : num_keys;
       const Partial p = partial(split, r);
       exponentiate(scores + r * kSplitTokens, begin, end, padded, p.maximum, p.sum);
+      pages.round_numerators(r, scores + r * kSplitTokens, head_pages, begin, end, padded);
     }
     for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
-      const uint16_t* values = head_page(args, pages[(first_key + k0) / kPageTokens], unit.kv_head) + kPageTokens * d;
       const int count = num_keys - k0 < kPageTokens ? num_keys - k0 : kPageTokens;
-      if (expand) {
-        expand_page<Stored>(values, count * d, page_f32);
-        products<KeysF32>(num_rows, d / 16, scores + k0, kSplitTokens, page_f32, d, 16, count, k0 > 0, split,
-                          partial_stride);
-      } else {
-        products<Stored>(num_rows, d / 16, scores + k0, kSplitTokens, values, d, 16, count, k0 > 0, split,
-                         partial_stride);
-      }
+      pages.values(head_pages[k0 / kPageTokens], k0, count, scores, kSplitTokens, split, partial_stride);
     }
     for (int r = 0; r < num_rows; ++r) {
+      pages.finish_values(split + r * partial_stride, r);
       if (unit.result == UnitResult::splits)
         leave(r, split, block);
       else
@@ -300,10 +198,16 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
 
 // Computes one unit: writes finished rows to args.out, or partials to args.partials. scratch: attention_scratch_floats.
 void attention(const AttentionArgs& args, const AttentionUnit& unit, float* scratch) {
-  if (args.shape->kind == KVKind::f16)
-    attention_of<KeysF16>(args, unit, scratch);
-  else
-    attention_of<KeysBF16>(args, unit, scratch);
+  switch (args.shape->kind) {
+    case KVKind::f16:
+      return attention_of<FloatPages<F16Terms>>(args, unit, scratch);
+    case KVKind::bf16:
+      return attention_of<FloatPages<BF16Terms>>(args, unit, scratch);
+    case KVKind::f32:
+      return attention_of<FloatPages<F32Terms>>(args, unit, scratch);
+    case KVKind::int8:
+      return attention_of<Int8Pages>(args, unit, scratch);
+  }
 }
 
 // Folds the partials of splits [begin, end) of one row and head and writes the finished values.

@@ -1,5 +1,7 @@
 #include "kernels/table.h"
 
+#include <algorithm>
+
 #include "base/cpu_features.h"
 
 namespace paceline {
@@ -7,7 +9,9 @@ namespace paceline {
 size_t attention_scratch_floats(const AttentionShape& shape) {
   const size_t rows = static_cast<size_t>(shape.group() > kQueryRows ? shape.group() : kQueryRows);
   const size_t d = static_cast<size_t>(shape.head_dim);
-  return rows * (d + kSplitTokens + 2 * (d + 16)) + kPageTokens * d;
+  const size_t unit = rows * (d + kSplitTokens + 2 * (d + 16));
+  // A page as floats, or rows as 16-bit integers with two scales: what the formats of attention_products-inl.h need.
+  return unit + std::max(kPageTokens * d, rows * (2 + (d + kSplitTokens) / 2));
 }
 
 const Kernels* kernels_for(std::string_view isa) {

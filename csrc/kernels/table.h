@@ -14,12 +14,13 @@ constexpr int kActGroup = 32;    // activations that share a scale
 constexpr int kPageTokens = 32;  // tokens in a KV page
 constexpr int kSplitTokens =
     128;  // keys that one partial softmax covers; a fixed size, so results never depend on how work is split
+constexpr int kMaxHeadDim = 256;
 constexpr int kQueryRows = 32;  // (token, head) pairs of one KV head that share the keys they read
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 enum class WeightKind : int32_t { u4, i8, bf16, f16, f32 };
-enum class KVKind : int32_t { f16, bf16 };
+enum class KVKind : int32_t { f16, bf16, f32, int8 };
 
 // A packed matrix; the layout is documented in src/paceline/weights/packed.py.
 struct Matrix {
@@ -57,10 +58,14 @@ struct AttentionShape {
   int32_t num_heads, num_kv_heads, head_dim, num_layers;
   int32_t window;  // latest positions seen, the own one included; 0 = all
   KVKind kind;
-  // 16-bit values of a page of one layer and one KV head: keys as 2 blocks [head_dim][16 tokens], then values [32 tokens][head_dim].
-  size_t head_page_values() const { return static_cast<size_t>(2 * kPageTokens) * static_cast<size_t>(head_dim); }
-  size_t page_values() const {
-    return head_page_values() * static_cast<size_t>(num_kv_heads) * static_cast<size_t>(num_layers);
+  // Bytes of a page of one layer and one KV head; kv_page-inl.h has the layout. The same as src/paceline/kv/layout.py.
+  size_t head_page_bytes() const {
+    const size_t values = static_cast<size_t>(2 * kPageTokens) * static_cast<size_t>(head_dim);
+    if (kind == KVKind::int8) return values + 2 * kPageTokens * sizeof(uint16_t);
+    return values * (kind == KVKind::f32 ? sizeof(float) : sizeof(uint16_t));
+  }
+  size_t page_bytes() const {
+    return head_page_bytes() * static_cast<size_t>(num_kv_heads) * static_cast<size_t>(num_layers);
   }
   int group() const { return num_heads / num_kv_heads; }
 };
@@ -79,7 +84,7 @@ struct AttentionUnit {
 struct AttentionArgs {
   const AttentionShape* shape;
   int32_t layer;
-  uint16_t* kv;               // pool; page p starts at p * page_values
+  uint8_t* kv;                // pool; page p starts at p * page_bytes
   const int32_t* page_table;  // [sequences][page_table_stride]
   int32_t page_table_stride;
   const int32_t* positions;  // [rows]

@@ -27,9 +27,9 @@ void Program::begin_step(const StepInputs& inputs) {
   CHECK(inputs.num_outputs >= 0 && inputs.num_outputs <= shape_.max_outputs, "outputs of a step");
   step_ = inputs;
   for (int i = 0; i < inputs.num_page_copies; ++i) {
-    const size_t values = shape_.attention.page_values();
-    std::memcpy(kv_.as<uint16_t>() + as_size(inputs.page_copies[2 * i + 1]) * values,
-                kv_.as<uint16_t>() + as_size(inputs.page_copies[2 * i]) * values, values * sizeof(uint16_t));
+    const size_t page_bytes = shape_.attention.page_bytes();
+    std::memcpy(kv() + as_size(inputs.page_copies[2 * i + 1]) * page_bytes,
+                kv() + as_size(inputs.page_copies[2 * i]) * page_bytes, page_bytes);
   }
   for (int s = 0; s < inputs.num_sequences; ++s)
     for (int row = inputs.row_starts[s]; row < inputs.row_starts[s + 1]; ++row) sequence_of_row_[as_size(row)] = s;
@@ -88,7 +88,7 @@ AttentionArgs Program::attention_args(const Record& record) const {
   const Buffer& qkv = buffers_[as_size(record.from)];
   args.shape = &shape_.attention;
   args.layer = record.layer;
-  args.kv = kv_.as<uint16_t>();
+  args.kv = kv();
   args.page_table = step_.page_table;
   args.page_table_stride = step_.page_table_stride;
   args.positions = step_.positions;

@@ -74,7 +74,7 @@ class Program {
   // Activations of a buffer as floats, for debugging: scale * q.
   void dequantised(int activations, int rows, float* out) const;
   int activations_stride(int id) const { return activations_[static_cast<size_t>(id)].q_stride; }
-  uint16_t* kv() const { return kv_.as<uint16_t>(); }
+  uint8_t* kv() const { return kv_.as<uint8_t>(); }
   const ProgramShape& shape() const { return shape_; }
   const Kernels& kernels() const { return kernels_; }
   int num_threads() const { return pool_.size(); }

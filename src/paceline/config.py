@@ -83,11 +83,6 @@ class ModelConfig:
         """Outputs of the key (and of the value) projection."""
         return self.num_kv_heads * self.head_dim
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token keeps over all layers, in a 16-bit format."""
-        return 2 * 2 * self.kv_size * self.num_layers
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -111,7 +111,7 @@ class LLM:
             allowed = f"at most what the model was made for ({checkpoint.config.context_length})"
             raise ParameterError("context_length", context_length, allowed)
         memory = plan_memory(
-            KVLayout.of(checkpoint.config),
+            KVLayout.of(checkpoint.config, config.kv_dtype),
             available_bytes=machine.available_bytes,
             weight_bytes=weight_bytes(checkpoint, config),
             workspace_bytes=workspace_bytes(checkpoint.config, config),
@@ -151,7 +151,8 @@ class LLM:
         machine = detect_machine(config.isa if config else None)
         config = (config or EngineConfig()).resolve(machine)
         config = dataclasses.replace(config, context_length=config.context_length or executor.model.context_length)
-        memory = memory or MemoryPlan(machine.available_bytes, 0, 0, KVLayout.of(executor.model), executor.num_pages)
+        layout = KVLayout.of(executor.model, config.kv_dtype)
+        memory = memory or MemoryPlan(machine.available_bytes, 0, 0, layout, executor.num_pages)
         llm._assemble(executor, tokenizer, config, chat_template, memory)
         llm.load_s = 0.0
         return llm

@@ -45,7 +45,6 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from paceline.config import ModelConfig, RopeConfig
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
-from paceline.ops.reference import KeyValues
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.raw import Checkpoint, RawTensor
 
@@ -120,13 +119,6 @@ AttentionInterface.register("with_f16_pages", with_f16_pages)
 AttentionMaskInterface.register("with_f16_pages", eager_mask)
 
 
-class FloatKeyValues(KeyValues):
-    """Pages that keep what was written."""
-
-    def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        return x
-
-
 @dataclass
 class Altered:
     """A checkpoint that says something else of itself: what a reader with a mistake would have seen."""
@@ -175,9 +167,8 @@ def prompt() -> TokenSequence:
 
 
 def logits_of_reference(checkpoint: Checkpoint) -> NDArray[np.float32]:
-    engine = engine_config(checkpoint.config, num_pages=2)
+    engine = engine_config(checkpoint.config, num_pages=2, kv_dtype="f32")
     executor = ReferenceExecutor.load(checkpoint, engine, num_pages=2, activations="float")
-    executor.kv = FloatKeyValues(executor.kv.keys, executor.kv.values, executor.kv.format)
     return run_chunks(executor, prompt(), 23)
 
 

@@ -15,23 +15,26 @@ from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 from token_sequences import TokenSequence, engine_config, random_sequences, run_chunks, run_step, step_plan
 
 from paceline import _native
+from paceline.config import KV_FORMATS
 from paceline.executors.native import NativeExecutor
 
 ISAS = _native.isas()
 LENGTH = 333  # three splits of 128 keys
 NUM_PAGES = 96
-FORMATS: dict[str, tuple[str, str]] = {
-    "f32": ("F32", "native"),
-    "f16": ("F16", "native"),
-    "bf16": ("F32", "bf16"),
-    "int8": ("F32", "int8"),
-    "int4": ("F32", "int4"),
-    "q4_0": ("Q4_0", "native"),
-    "q4_1": ("Q4_1", "native"),
-    "q5_1": ("Q5_1", "native"),
+FORMATS: dict[str, tuple[str, str, str]] = {  # of tensors, weights, keys and values
+    "f32": ("F32", "native", "f16"),
+    "f16": ("F16", "native", "f16"),
+    "bf16": ("F32", "bf16", "f16"),
+    "int8": ("F32", "int8", "f16"),
+    "int4": ("F32", "int4", "f16"),
+    "q4_0": ("Q4_0", "native", "f16"),
+    "q4_1": ("Q4_1", "native", "f16"),
+    "q5_1": ("Q5_1", "native", "f16"),
+    "kv_f32": ("Q4_1", "native", "f32"),
+    "kv_int8": ("Q4_1", "native", "int8"),
 }
 WINDOWS = [None, 150]
-CASES = [(fmt, None) for fmt in FORMATS] + [("f32", 150), ("q4_1", 150)]
+CASES = [(fmt, None) for fmt in FORMATS] + [(fmt, 150) for fmt in ("f32", "q4_1", "kv_f32", "kv_int8")]
 
 
 @lru_cache
@@ -42,7 +45,9 @@ def checkpoint_of(fmt: str, window: int | None) -> MemoryCheckpoint:
 
 def load(fmt: str, window: int | None = None, **config: Any) -> NativeExecutor:
     checkpoint = checkpoint_of(fmt, window)
-    engine = engine_config(checkpoint.config, num_pages=NUM_PAGES, weights=FORMATS[fmt][1], **config)
+    _, weights, kv_dtype = FORMATS[fmt]
+    config = {"weights": weights, "kv_dtype": kv_dtype} | config
+    engine = engine_config(checkpoint.config, num_pages=NUM_PAGES, **config)
     return NativeExecutor.load(checkpoint, engine)
 
 
@@ -95,7 +100,7 @@ def test_one_token_a_step(fmt: str, window: int | None, isa: str, threads: int) 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("fmt", ["f32", "q4_1"])
+@pytest.mark.parametrize("fmt", ["f32", "q4_1", "kv_f32", "kv_int8"])
 def test_every_chunk_size_a_speculation_may_verify(fmt: str, isa: str) -> None:
     """From 1 to past the number of rows up to which splits are read apart."""
     executor = load(fmt, isa=isa, num_threads=2)
@@ -129,7 +134,7 @@ def test_others_in_the_batch_change_nothing(fmt: str, window: int | None, isa: s
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("fmt", ["f32", "q4_1"])
+@pytest.mark.parametrize("fmt", ["f32", "q4_1", "kv_f32", "kv_int8"])
 def test_twins_in_one_batch_have_the_same_bits(fmt: str, isa: str) -> None:
     """Rows of equal content, wherever they land in blocks of rows, units of attention and threads."""
     executor = load(fmt, isa=isa, num_threads=2)
@@ -141,27 +146,29 @@ def test_twins_in_one_batch_have_the_same_bits(fmt: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("fmt", ["f32", "q4_1"])
+@pytest.mark.parametrize("fmt", ["f32", "q4_1", "kv_f32", "kv_int8"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_pages_may_lie_anywhere(fmt: str, isa: str, window: int | None) -> None:
     executor = load(fmt, window, isa=isa, num_threads=2)
-    executor.program.kv()[:] = 0x7BFF  # the largest f16: what an earlier request left must not matter
+    executor.pages.view(np.uint16)[:] = (
+        0x7BFF  # the largest f16, and a number elsewhere: what an earlier request left must not matter
+    )
     pages = np.random.default_rng(3).permutation(NUM_PAGES)[: -(-LENGTH // 32)].astype(np.int32)
     assert same_bits(run_chunks(executor, replace(the_request(), pages=pages), 37), expected(fmt, window))
 
 
-@pytest.mark.parametrize("fmt", ["f32", "q4_1"])
+@pytest.mark.parametrize("fmt", ["f32", "q4_1", "kv_f32", "kv_int8"])
 @pytest.mark.parametrize("isa", ISAS)
 def test_not_a_number_in_stale_pages_is_never_read(fmt: str, isa: str) -> None:
     """An infinity or NaN that a failed request left behind in a reused page stays out of later ones."""
     executor = load(fmt, isa=isa, num_threads=2)
-    executor.program.kv()[:] = 0x7E00  # NaN as f16
+    executor.pages[:] = 0xFF  # NaN in every format
     assert same_bits(run_chunks(executor, the_request(), 37), expected(fmt))
-    executor.program.kv()[:] = 0x7E00
+    executor.pages[:] = 0xFF
     assert same_bits(run_chunks(executor, the_request(), 1), expected(fmt))
 
 
-@pytest.mark.parametrize("fmt", ["f32", "q4_1"])
+@pytest.mark.parametrize("fmt", ["f32", "q4_1", "kv_f32", "kv_int8"])
 def test_which_rows_are_outputs_changes_nothing(fmt: str) -> None:
     executor = load(fmt, num_threads=2)
     for outputs in ([], [5], [0, 299], list(range(0, 300, 7))):
@@ -169,7 +176,7 @@ def test_which_rows_are_outputs_changes_nothing(fmt: str) -> None:
         assert same_bits(executor.logits(), expected(fmt)[outputs])
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_kv_formats(kv_dtype: str, isa: str) -> None:
     plain = run_chunks(load("int8", isa="scalar", kv_dtype=kv_dtype), the_request(), LENGTH)

@@ -13,12 +13,14 @@ from tiny_models import MemoryCheckpoint, as_f32, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, run_chunks, run_step, step_plan
 
 from paceline import _native
-from paceline.config import RopeConfig
+from paceline.config import KV_FORMATS, KVFormat, RopeConfig
 from paceline.errors import ParameterError
 from paceline.executors.base import StepPlan
-from paceline.executors.compare import compare_step
+from paceline.executors.compare import compare_step, pages_of
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
+from paceline.kv.layout import KVLayout
+from paceline.ops.reference import KeyValues
 
 ISAS = _native.isas()
 
@@ -30,7 +32,7 @@ def load(checkpoint: MemoryCheckpoint, *, num_pages: int = 4, **config: Any) -> 
 @st.composite
 def shapes(draw: st.DrawFn) -> MemoryCheckpoint:
     """Models of any width: one component to several vectors and a rest."""
-    head_dim = draw(st.sampled_from([16, 32, 48]))
+    head_dim = draw(st.sampled_from([16, 32, 48, 256]))
     num_kv_heads = draw(st.integers(1, 3))
     config = tiny_config(
         num_layers=1,
@@ -52,11 +54,17 @@ def shapes(draw: st.DrawFn) -> MemoryCheckpoint:
 
 
 @settings(max_examples=40, deadline=None)
-@given(shapes(), st.sampled_from(["native", "bf16", "int8", "int4"]), st.integers(1, 9), st.integers(1, 9))
+@given(
+    shapes(),
+    st.sampled_from(["native", "bf16", "int8", "int4"]),
+    st.sampled_from(KV_FORMATS),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
 def test_any_shape_agrees_with_the_reference_and_between_instruction_sets(
-    checkpoint: MemoryCheckpoint, weights: str, rows: int, more_rows: int
+    checkpoint: MemoryCheckpoint, weights: str, kv_dtype: str, rows: int, more_rows: int
 ) -> None:
-    engine = engine_config(checkpoint.config, num_pages=2, rows=16, weights=weights)
+    engine = engine_config(checkpoint.config, num_pages=2, rows=16, weights=weights, kv_dtype=kv_dtype)
     (sequence,) = random_sequences([rows + more_rows], checkpoint.config.vocab_size)
     bits = []
     for isa in ISAS:
@@ -122,6 +130,40 @@ def test_the_ends_of_the_vocabulary(isa: str, weights: str) -> None:
     assert not logits[:, 1:48].any()
     assert np.array_equal(chosen, np.where(logits[:, 0] > 0, 0, 48))
     assert len(set(chosen.tolist())) == 2
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 64, 256])
+def test_a_page_is_as_large_as_the_layout_says(kv_dtype: KVFormat, head_dim: int) -> None:
+    config = tiny_config(head_dim=head_dim, rope=RopeConfig(10000.0, 16))
+    executor = load(tiny_checkpoint(config), num_pages=3, kv_dtype=kv_dtype)
+    assert executor.pages.shape == (3, KVLayout.of(config, kv_dtype).page_bytes)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", ["bf16", "f32", "int8"])
+def test_values_of_any_magnitude_are_stored_as_defined(isa: str, kv_dtype: KVFormat) -> None:
+    """To the bit, the smallest and the largest, and what is not finite."""
+    executor = load(tiny_checkpoint(tiny_config(num_layers=1)), isa=isa, kv_dtype=kv_dtype)
+    magnitudes = [1.0, 0.0, 1e-45, 2.0**-126, 2.0**-120, 2.0**-119, 1e-30, 1e30, 3.3e38, np.nan, np.inf, -np.inf]
+    (sequence,) = random_sequences([len(magnitudes)], 75)
+    plan = step_plan([sequence.part(0, len(magnitudes))])
+    executor.set_step(plan, np.zeros((len(magnitudes), 0), np.int32), np.zeros((len(magnitudes), 0), np.float32))
+    executor.program.begin_step()
+    made, place = executor.lowered.made_by, executor.lowered.places["blk.0.attn_v.weight"]
+    computed = made["blk.0.attn_v.weight"] + 1
+    executor.program.run_records(0, computed)
+    model = executor.model
+    value = executor.program.buffer(place.buffer, len(magnitudes))[:, place.column : place.column + model.kv_size]
+    value[:] = np.random.default_rng(0).uniform(-1, 1, value.shape).astype(np.float32)
+    value[:9] *= np.array(magnitudes[:9], np.float32)[:, None]
+    value[:, 3] = magnitudes  # what is not finite, in one vector alone
+    expected = KeyValues(value, value, kv_dtype).round(value.reshape(-1, model.num_kv_heads, model.head_dim))
+    executor.program.run_records(computed, made["blk.0.q"] + 1)
+    stored = pages_of(executor)[1][0, 0, :, : len(magnitudes)].swapaxes(0, 1)
+    assert np.array_equal(stored, expected, equal_nan=True)
+    assert np.isnan(stored[9]).any()
+    assert not np.array_equal(stored[0], stored[8])
 
 
 # ---- steps that would read or write outside ----

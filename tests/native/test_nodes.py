@@ -11,7 +11,7 @@ from tiny_models import MemoryCheckpoint, changed, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, step_plan
 
 from paceline import _native
-from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.config import KV_FORMATS, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError
 from paceline.executors.base import StepPlan
 from paceline.executors.compare import Difference, compare_step
@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "window": {"sliding_window": 50},
     "one-kv-head": {"num_heads": 6, "num_kv_heads": 1},
     "as-many-kv-heads": {"num_heads": 3, "num_kv_heads": 3},
+    "widest-heads": {"head_dim": 256, "num_layers": 1, "rope": RopeConfig(10000.0, 256)},
     "wide-heads": {"head_dim": 80, "rope": RopeConfig(10000.0, 80)},
     "qwen2": {"architecture": "qwen2", "attention_bias": True},
     "qwen3": {"architecture": "qwen3", "qk_norm": True, "head_dim": 32, "rope": RopeConfig(10000.0, 32)},
@@ -101,10 +102,16 @@ def test_every_kind_as_the_file_holds_it(isa: str, kind: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 def test_formats_chosen_on_load(isa: str, weights: str, kv_dtype: str) -> None:
     checkpoint = tiny_checkpoint(tiny_config(hidden_size=80, intermediate_size=112))
     assert_agrees(checkpoint, isa=isa, weights=weights, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("family", ["window", "one-kv-head", "wide-heads", "widest-heads"])
+def test_int8_pages_of_every_shape_of_attention(isa: str, family: str) -> None:
+    assert_agrees(tiny_checkpoint(tiny_config(**FAMILIES[family])), isa=isa, num_threads=2, kv_dtype="int8")
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -200,18 +207,20 @@ def test_a_wrong_rope_frequency_is_reported_where_heads_rotate(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_1"])
-def test_an_ignored_window_is_reported_at_attention(kind: str) -> None:
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+def test_an_ignored_window_is_reported_at_attention(kind: str, kv_dtype: str) -> None:
     checkpoint = tiny_checkpoint(tiny_config(sliding_window=50), kind)
     other = replace(checkpoint, config=replace(checkpoint.config, sliding_window=51))
-    native, reference = executors(other, checkpoint)
+    native, reference = executors(other, checkpoint, kv_dtype=kv_dtype)
     plans = [plan for plan, _ in steps(checkpoint.config)]
     assert wrong_values(native, reference, plans[:1]) == set()  # 37 tokens fit in either
     assert wrong_values(native, reference, plans[1:2]) == {"blk.0.attention", "blk.1.attention"}
 
 
-def test_a_stale_page_is_reported_at_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_a_stale_page_is_reported_at_attention(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tiny_checkpoint(tiny_config())
-    native, reference = executors(checkpoint, checkpoint)
+    native, reference = executors(checkpoint, checkpoint, kv_dtype=kv_dtype)
     plans = [plan for plan, _ in steps(checkpoint.config)[:3]]
     assert wrong_values(native, reference, plans[:2]) == set()
     set_step = native.set_step
@@ -225,10 +234,11 @@ def test_a_stale_page_is_reported_at_attention(monkeypatch: pytest.MonkeyPatch) 
     assert wrong_values(native, reference, plans[2:]) == {"blk.0.attention", "blk.1.attention"}
 
 
-def test_page_copies_happen_before_the_step() -> None:
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_page_copies_happen_before_the_step(kv_dtype: str) -> None:
     """A sequence that continues on a copy of another's page has the other's keys and values."""
     checkpoint = tiny_checkpoint(tiny_config(), "Q8_0")
-    native, reference = executors(checkpoint, checkpoint)
+    native, reference = executors(checkpoint, checkpoint, kv_dtype=kv_dtype)
     a, _ = random_sequences([40, 40], checkpoint.config.vocab_size)
     expected = []
     for executor in (native, reference):

@@ -26,7 +26,7 @@ import worker
 
 from paceline.executors.base import StepPlan
 from paceline.models.registry import build_graph
-from paceline.ops.reference import Step, attention
+from paceline.ops.reference import KeyValues, Step, attention
 from paceline.ops.spec import OPS
 from paceline.text.tokenizer import load_tokenizer
 from paceline.weights.blocks import dequantize
@@ -144,7 +144,7 @@ def test_window_attention_is_the_op(sliding_window: int | None) -> None:
 
 def step_of(plan: StepPlan, model: Any, weights: Any) -> Step:
     shape = (model.num_layers, plan.page_table.size, model.num_kv_heads, 32, model.head_dim)
-    kv = float32_reference.ExactKeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), "f16")
+    kv = KeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32), "f32")
     sequences = np.repeat(np.arange(len(plan.page_table), dtype=np.int32), np.diff(plan.row_starts))
     rows = (plan.tokens, plan.positions, sequences, plan.page_table, plan.logit_rows)
     return Step(model, weights, kv, *rows, "float")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_executor import tiny_model
 
-from paceline.config import PAGE_TOKENS
+from paceline.config import KV_FORMATS, PAGE_TOKENS
 from paceline.errors import MemoryBudgetError
 from paceline.kv.layout import KVLayout, format_bytes, pages_for, plan_memory
 from paceline.kv.manager import KVManager
@@ -16,9 +16,18 @@ LAYOUT = KVLayout(bytes_per_token=1000)
 
 def test_a_page_holds_keys_and_values_of_all_layers() -> None:
     model = tiny_model()
-    layout = KVLayout.of(model)
-    assert layout.bytes_per_token == 2 * 2 * model.num_kv_heads * model.head_dim * model.num_layers
-    assert layout.page_bytes == PAGE_TOKENS * layout.bytes_per_token
+    vectors = 2 * model.num_kv_heads * model.num_layers
+    of_a_vector = {
+        "f16": 2 * model.head_dim,
+        "bf16": 2 * model.head_dim,
+        "f32": 4 * model.head_dim,
+        "int8": model.head_dim + 2,  # and its scale
+    }
+    assert set(of_a_vector) == set(KV_FORMATS)
+    for kv_dtype in KV_FORMATS:
+        layout = KVLayout.of(model, kv_dtype)
+        assert layout.bytes_per_token == vectors * of_a_vector[kv_dtype]
+        assert layout.page_bytes == PAGE_TOKENS * layout.bytes_per_token
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (32, 1), (33, 2), (64, 2)])

@@ -61,6 +61,7 @@ def test_traffic_of_a_tied_model_counted_by_hand() -> None:
     assert traffic.layer_operations == 2 * (32 * 32 + 48 * 64)
     assert traffic.head_operations == 2 * 96 * 32
     assert traffic.kv_bytes == 2 * 2 * 32
+    assert model_traffic(TIED, EngineConfig(kv_dtype="f32")).kv_bytes == 2 * 4 * 32
 
 
 def test_own_head_leaves_the_embedding_out() -> None:

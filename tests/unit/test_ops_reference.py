@@ -22,6 +22,7 @@ from paceline.ops.reference import (
     dequantise_activations,
     inverse_frequencies,
     quantise_activations,
+    quantise_vectors,
     rotate,
     silu_mul,
 )
@@ -72,6 +73,53 @@ def test_pages_round_to_nearest_even_and_hold_no_infinity() -> None:
     ]
     assert bf16.round(np.array([1 + 2**-8, 1 + 3 * 2**-8, -3e38], np.float32))[:2].tolist() == [1.0, 1 + 2**-6]
     assert np.isfinite(bf16.round(np.array([3e38], np.float32))).all()
+
+
+def int8_pages() -> KeyValues:
+    pages = np.zeros((1, 1, 1, 1, 1), np.float32)
+    return KeyValues(pages, pages, "int8")
+
+
+@given(hnp.arrays(np.float32, (3, 2, 16), elements=st.floats(-1e4, 1e4, width=32)), st.integers(-100, 30))
+@settings(max_examples=60, deadline=None)
+def test_int8_pages_round_each_vector_alone(x: np.ndarray, exponent: int) -> None:
+    x = (x * np.float32(2.0**exponent)).astype(np.float32)
+    codes, scale = quantise_vectors(x)
+    assert np.array_equal(scale.view(np.uint32) & 0xFFFF, np.zeros_like(scale, np.uint32))  # bf16
+    assert np.array_equal(int8_pages().round(x), codes * scale)
+    for token in range(3):
+        for head in range(2):
+            largest = max(abs(float(value)) for value in x[token, head])
+            own = float(scale[token, head, 0])
+            if largest < 2.0**-119:
+                assert own == 0.0
+                assert not codes[token, head].any()
+                continue
+            assert largest / 127 * (1 - 2**-23) <= own <= largest / 127 * (1 + 2**-7 + 2**-23)  # rounded up, one step
+            for value, code in zip(x[token, head], codes[token, head], strict=True):
+                assert abs(int(code)) <= 127
+                assert abs(float(value) / own - int(code)) <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so_in_pages_of_int8_and_f32(value: float) -> None:
+    x = np.ones((2, 1, 16), np.float32)
+    x[1, 0, 3] = value
+    stored = int8_pages().round(x)
+    assert np.isfinite(stored[0]).all()
+    assert np.isnan(stored[1]).all()
+    pages = np.zeros((1, 1, 1, 1, 1), np.float32)
+    assert np.array_equal(KeyValues(pages, pages, "f32").round(x), x, equal_nan=True)
+
+
+def test_tiny_and_empty_vectors_of_int8_pages() -> None:
+    x = np.zeros((4, 1, 16), np.float32)
+    x[1], x[2], x[3] = 1e-45, np.nextafter(np.float32(2.0**-119), np.float32(0)), 2.0**-119
+    codes, scale = quantise_vectors(x)
+    assert not codes[:3].any()
+    assert not scale[:3].any()
+    assert (codes[3] >= 126).all()
+    assert scale[3] >= np.finfo(np.float32).tiny  # no subnormal scales
 
 
 def test_rotation_turns_each_pair_as_a_complex_number() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, EngineConfig, ModelConfig
 from paceline.executors.base import Executor, StepPlan
+from paceline.kv.layout import KVLayout
 from paceline.sampling.rows import greedy_rows
 
 Ids = NDArray[np.int32]
@@ -82,7 +83,5 @@ def run_chunks(executor: Executor, sequence: TokenSequence, chunk: int) -> NDArr
 
 def engine_config(model: ModelConfig, *, num_pages: int, rows: int = 512, **changes: object) -> EngineConfig:
     """Room for so many pages and rows, each of which may be an output."""
-    config = EngineConfig(
-        max_batch=rows, token_budget=rows, kv_memory_bytes=num_pages * PAGE_TOKENS * model.kv_bytes_per_token
-    )
-    return replace(config, **changes)  # type: ignore[arg-type]
+    config = replace(EngineConfig(max_batch=rows, token_budget=rows), **changes)  # type: ignore[arg-type]
+    return replace(config, kv_memory_bytes=num_pages * KVLayout.of(model, config.kv_dtype).page_bytes)

@@ -20,6 +20,10 @@ from paceline.ops.graph import Node, Value
 from paceline.ops.reference import Step, Table, dequantise_activations, quantise_activations
 
 EPSILON = float(np.finfo(np.float32).eps)
+ROUNDING = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": EPSILON}
+"""Step of a floating-point KV format, relative to a value."""
+SPLIT_TOKENS = 128
+"""Keys whose numerators share a scale over int8 pages: ``kSplitTokens`` of the native module."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,16 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
 
 def _attention_bound(node: Node, q: Table, step: Step) -> Table:
     """A score is off by at most head_dim * eps * sum |q||k|, so a weight by that relative to itself; the weighted sum
-    adds as many roundings as there are keys. |k| is bounded by the largest of the layer, component by component."""
+    adds as many roundings as there are keys. |k| is bounded by the largest of the layer, component by component.
+
+    Over int8 pages queries and weights are rounded as well. A query component is off by half a step, max|q| / 65534,
+    which moves a score by at most e = max|q| / 65534 * sum |k|; both a numerator and their sum then change by a factor
+    within exp(+-e), a weight within exp(+-2e), so the output by at most (exp(2e) - 1) * max|v|. A numerator times its
+    value's scale is rounded to steps of P / 32767, P the largest of its split; with codes up to 127, n keys of a split
+    add n * P / 65534 * 127. P * 127 is at most max|v| but for the scale's rounding up (2^-7), and numerators sum to at
+    least 1 (the largest is exp(0)), so normalised that is n / 65534 * max|v|; folding splits averages their errors.
+    Numerators below 2^-108 / max may vanish.
+    """
     model, layer = step.model, node.attributes["layer"]
     largest = np.abs(step.kv.keys[layer]).max(axis=(0, 2))
     heads = np.abs(q).reshape(len(q), model.num_kv_heads, -1, model.head_dim)
@@ -135,44 +148,60 @@ def _attention_bound(node: Node, q: Table, step: Step) -> Table:
     num_keys = int(step.positions.max()) + 1
     relative = 4 * EPSILON * (num_keys + model.head_dim * (1 + scores))
     reach = np.abs(step.kv.values[layer]).max()
+    if step.kv.format == "int8":
+        moved = np.abs(heads).max(axis=-1) / 65534 * largest.sum(axis=-1)[None, :, None]
+        relative += np.expm1(2 * moved).max(axis=(1, 2))
+        relative += min(num_keys, SPLIT_TOKENS) * (1 + 2.0**-6) / 65534
     return np.asarray(np.broadcast_to((relative * reach + 1e-30)[:, None], q.shape), np.float32)
 
 
-def _pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def pages_of(native: NativeExecutor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The native pool as the reference lays it out: keys and values [layers, pages, heads, tokens, head_dim]."""
-    model = native.model
-    halves = native.program.kv().reshape(
-        native.num_pages, model.num_layers, model.num_kv_heads, 2, PAGE_TOKENS * model.head_dim
-    )
-    if native.path()["kv_dtype"] == "f16":
-        floats = halves.view(np.float16).astype(np.float32)
-    else:
-        floats = (halves.astype(np.uint32) << 16).view(np.float32)
+    model, kind = native.model, native.path()["kv_dtype"]
     shape = (native.num_pages, model.num_layers, model.num_kv_heads)
-    keys = floats[:, :, :, 0].reshape(*shape, PAGE_TOKENS // 16, model.head_dim, 16).swapaxes(-1, -2)
-    values = floats[:, :, :, 1].reshape(*shape, PAGE_TOKENS, model.head_dim)
-    return keys.reshape(values.shape).swapaxes(0, 1), values.swapaxes(0, 1)
+    pages = native.pages.reshape(*shape, -1)
+    pair = 2 if kind == "int8" else 1  # inputs of the product that lie side by side
+    if kind == "int8":
+        scales, pages = np.split(pages, [4 * PAGE_TOKENS], axis=-1)
+    stored = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
+    numbers = _from_bf16(pages) if kind == "bf16" else pages.view(stored[str(kind)]).astype(np.float32)
+    halves = numbers.reshape(*shape, 2, -1)
+    keys = halves[..., 0, :].reshape(*shape, PAGE_TOKENS // 16, model.head_dim // pair, 16, pair).swapaxes(-3, -2)
+    values = halves[..., 1, :].reshape(*shape, PAGE_TOKENS // pair, model.head_dim, pair).swapaxes(-2, -1)
+    keys, values = (x.reshape(*shape, PAGE_TOKENS, model.head_dim) for x in (keys, values))
+    if kind == "int8":
+        factors = _from_bf16(scales)[..., None]
+        keys, values = keys * factors[..., :PAGE_TOKENS, :], values * factors[..., PAGE_TOKENS:, :]
+    return keys.swapaxes(0, 1), values.swapaxes(0, 1)
+
+
+def _from_bf16(stored: NDArray[np.uint8]) -> Table:
+    return (np.ascontiguousarray(stored).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def _copy_pages(native: NativeExecutor, step: Step) -> None:
-    step.kv.keys[:], step.kv.values[:] = _pages_of(native)
+    step.kv.keys[:], step.kv.values[:] = pages_of(native)
 
 
 def _compare_pages(
     native: NativeExecutor, reference: ReferenceExecutor, node: Node, values: dict[str, Table], step: Step
 ) -> Difference:
-    """Stored keys and values of the step's rows: equal but for one rounding step of the KV format."""
+    """Stored keys and values of the step's rows. Values are rounded from the same floats, so they are equal; keys may
+    be one rounding step of the KV format apart, since their rotation is rounded in another order. A step of int8 is its
+    vector's scale, at most max|x| / 126; rounded to neighbouring scales (2^-7), two codes differ by little more."""
     layer = node.attributes["layer"]
-    keys, stored = _pages_of(native)
+    keys, stored = pages_of(native)
     pages = step.page_table[step.sequence_of_row, step.positions // PAGE_TOKENS]
     slots = step.positions % PAGE_TOKENS
-    unit = 2.0**-10 if reference.kv.format == "f16" else 2.0**-7
-    error, ratio = 0.0, 0.0
-    for found, expected in ((keys, reference.kv.keys), (stored, reference.kv.values)):
-        ours, theirs = found[layer, pages, :, slots], expected[layer, pages, :, slots]
-        difference = np.abs(ours - theirs)
-        error = max(error, float(difference.max()))
-        largest = np.abs(theirs).max(axis=-1, keepdims=True)
-        ratio = max(ratio, float((difference / (unit * np.abs(theirs) + 64 * EPSILON * largest + 1e-7)).max()))
+    theirs = reference.kv.keys[layer, pages, :, slots]
+    key_error = np.abs(keys[layer, pages, :, slots] - theirs)
+    value_error = np.abs(stored[layer, pages, :, slots] - reference.kv.values[layer, pages, :, slots])
+    largest = np.abs(theirs).max(axis=-1, keepdims=True)
+    if reference.kv.format == "int8":
+        step_size = largest * 1.01 / 126
+    else:
+        step_size = ROUNDING[reference.kv.format] * np.abs(theirs)
+    ratio = (key_error / (step_size + 64 * EPSILON * largest + 1e-7)).max()
     _copy_pages(native, step)
-    return Difference(f"{node.name}.pages", "rope_write", error, ratio)
+    error = max(float(key_error.max()), float(value_error.max()))
+    return Difference(f"{node.name}.pages", "rope_write", error, float(ratio) if not value_error.any() else np.inf)

@@ -11,6 +11,7 @@ from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import StepPlan, StepResult
 from paceline.executors.lowering import Lowered, Lowering
 from paceline.executors.weights import WeightLoader
+from paceline.kv.layout import KVLayout
 from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph
 from paceline.ops.reference import inverse_frequencies
@@ -37,7 +38,7 @@ class NativeExecutor:
         self.num_pages = program.num_pages
         self.max_rows = program.max_rows
         self.max_outputs = program.max_outputs
-        self.pages = program.kv().view(np.uint8)
+        self.pages = program.kv()
         self.weight_bytes = weight_bytes
         self._config = config
         self._num_outputs = 0
@@ -60,7 +61,7 @@ class NativeExecutor:
             raise ParameterError("isa", isa, f"this processor runs {', '.join(_native.isas())}")
         num_threads = config.num_threads or 1
         graph = build_graph(model)
-        page_bytes = 32 * model.kv_bytes_per_token
+        page_bytes = KVLayout.of(model, config.kv_dtype).page_bytes
         program = _native.Program(
             isa=isa,
             num_threads=num_threads,

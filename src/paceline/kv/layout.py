@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.config import PAGE_TOKENS, ModelConfig
+from paceline.config import PAGE_TOKENS, KVFormat, ModelConfig
 from paceline.errors import MemoryBudgetError
 
 AVAILABLE_SHARE = 0.5
 """Largest part of the memory that weights and workspace leave which the pool takes unasked: the rest is the user's."""
 
+VALUE_BYTES: dict[KVFormat, int] = {"f16": 2, "bf16": 2, "f32": 4, "int8": 1}
+SCALE_BYTES = 2
+"""Of an int8 key or value: bf16."""
+
 
 @dataclass(frozen=True)
 class KVLayout:
-    """Keys and values of a model in pages of ``PAGE_TOKENS`` tokens, all layers together."""
+    """Keys and values of a model in pages of ``PAGE_TOKENS`` tokens, all layers together. The one place in Python that
+    knows how large a page is; the native module's ``head_page_bytes`` is the other.
+    """
 
     bytes_per_token: int
 
     @classmethod
-    def of(cls, model: ModelConfig) -> KVLayout:
-        """The layout of a model, in a 16-bit format (f16 and bf16 take the same room)."""
-        return cls(bytes_per_token=model.kv_bytes_per_token)
+    def of(cls, model: ModelConfig, kv_dtype: KVFormat) -> KVLayout:
+        """The layout of a model in a KV format: per layer and KV head a key and a value, each with a scale in int8."""
+        vector_bytes = VALUE_BYTES[kv_dtype] * model.head_dim + (SCALE_BYTES if kv_dtype == "int8" else 0)
+        return cls(bytes_per_token=2 * vector_bytes * model.num_kv_heads * model.num_layers)
 
     @property
     def page_bytes(self) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.config import EngineConfig
+from paceline.kv.layout import KVLayout
 from paceline.weights.packing import target_format
 from paceline.weights.raw import Checkpoint
 
@@ -80,7 +81,8 @@ def model_traffic(checkpoint: Checkpoint, config: EngineConfig) -> Traffic:
         else:
             layer_bytes += num_bytes
             layer_operations += operations
-    return Traffic(layer_bytes, head_bytes, checkpoint.config.kv_bytes_per_token, layer_operations, head_operations)
+    kv_bytes = KVLayout.of(checkpoint.config, config.kv_dtype).bytes_per_token
+    return Traffic(layer_bytes, head_bytes, kv_bytes, layer_operations, head_operations)
 
 
 def decode_work(traffic: Traffic, *, depth: int, num_new: int, num_sequences: int = 1) -> Work:

@@ -52,7 +52,7 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, *, depth: int, m
     most = checkpoint.config.context_length - max_rows
     if depth > most:
         raise ParameterError("depth", depth, f"at most {most}, so that {max_rows} more rows fit the model's context")
-    layout = KVLayout.of(checkpoint.config)
+    layout = KVLayout.of(checkpoint.config, config.kv_dtype)
     return NativeExecutor.load(
         checkpoint,
         replace(

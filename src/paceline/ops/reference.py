@@ -40,12 +40,33 @@ class KeyValues:
     format: KVFormat
 
     def round(self, x: Table) -> Table:
-        """x as the format holds it; magnitudes beyond the largest finite f16 are stored as that."""
+        """x [..., head_dim] as the format holds it; f16 stores magnitudes beyond its largest finite one as that."""
         if self.format == "f16":
             return np.clip(x, -65504.0, 65504.0).astype(np.float16).astype(np.float32)
+        if self.format == "f32":
+            return x
+        if self.format == "int8":
+            codes, scale = quantise_vectors(x)
+            return codes * scale
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return rounded.view(np.float32)
+
+
+def quantise_vectors(x: Table) -> tuple[NDArray[np.int8], Table]:
+    """int8 codes [..., head_dim] and scales [..., 1] of vectors: scale = max|x| / 127 rounded up to bf16, so that no
+    code passes 127; code = rint(x * (1 / scale)).
+
+    Vectors whose largest magnitude is below 2^-119, where scales would be subnormal, become zeros. A vector that is not
+    finite has the scale NaN.
+    """
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    finite = np.isfinite(largest)
+    live = finite & (largest >= np.float32(2.0**-119))
+    ratio = np.where(live, largest, np.float32(127.0)) / np.float32(127.0)
+    scale = ((ratio.view(np.uint32) + 0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
+    codes = np.rint(np.where(live, x, np.float32(0.0)) * (np.float32(1.0) / scale)).astype(np.int8)
+    return codes, np.where(live, scale, np.where(finite, np.float32(0.0), np.float32(np.nan)))
 
 
 @dataclass
