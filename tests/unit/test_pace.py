@@ -48,8 +48,8 @@ def flat(depth: int) -> float:
 
 
 def deeper(depth: int) -> float:
-    """Four times as expensive after 8,000 tokens."""
-    return 1.5e-3 * (1 + 3 * depth / 8000)
+    """Five times as expensive after 8,000 tokens."""
+    return 1.5e-3 * (1 + 4 * depth / 8000)
 
 
 def lone(num_decodes: int) -> float:
@@ -78,9 +78,7 @@ def test_every_step_stays_under_the_bound_while_rows_grow_expensive(max_gap_ms: 
     pacer = decoding(ChunkPacer(max_gap_ms), 1, 8e-3)
     steps = list(prefill(pacer, num_tokens=8000, decode_s=lone, row_s=deeper))
     assert steps[0][0] == FIRST_ROWS
-    # At 50 ms even the fewest rows take longer at the end: no chunk is smaller than that.
-    assert all(elapsed_s <= max_gap_ms / 1e3 or rows == FEWEST_ROWS for rows, elapsed_s in steps)
-    assert max_gap_ms == 50.0 or max(elapsed_s for _, elapsed_s in steps) <= max_gap_ms / 1e3
+    assert max(elapsed_s for _, elapsed_s in steps) <= max_gap_ms / 1e3
     # And no step wastes much of it: all but the first and the last fill half of the bound, or the budget.
     assert all(elapsed_s >= 0.5 * max_gap_ms / 1e3 or rows == BUDGET for rows, elapsed_s in steps[1:-1])
 
@@ -94,7 +92,7 @@ def test_spikes_of_neighbours_do_not_last() -> None:
     calm = [elapsed_s for step, (_, elapsed_s) in enumerate(steps) if noise(step) == 1.0]
     assert max(calm) <= 0.1
     before, after = steps[20][0], [rows for rows, _ in steps[21:40]]
-    assert after[0] == FEWEST_ROWS, "what was slow once may be slow again"
+    assert after[0] <= before / 5, "what was slow once may be slow again"
     assert after[-1] >= 0.9 * before
 
 
@@ -118,7 +116,7 @@ def test_a_new_prompt_after_a_deep_one_speeds_up_again() -> None:
     first = list(prefill(pacer, num_tokens=8000, decode_s=lone, row_s=deeper))
     second = list(prefill(pacer, num_tokens=8000, decode_s=lone, row_s=deeper))
     assert second[0][0] == first[-2][0]
-    assert max(rows for rows, _ in second) >= 0.9 * max(rows for rows, _ in first)
+    assert max(rows for rows, _ in second) >= 0.8 * max(rows for rows, _ in first)
     assert len(second) <= 1.1 * len(first)
 
 

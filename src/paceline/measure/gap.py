@@ -93,7 +93,8 @@ def measure_gap(
 
 
 def watch(llm: LLM, num_prompt: int) -> Gaps:
-    """The gaps of a streamed answer before and while a prompt of ``num_prompt`` tokens is read."""
+    """The gaps of a streamed answer before and while a prompt of ``num_prompt`` tokens is read, as a reader sees them:
+    a token without text of its own comes with the next one."""
     context_length = llm.config.context_length
     assert context_length is not None
     if num_prompt >= context_length:
@@ -109,7 +110,7 @@ def watch(llm: LLM, num_prompt: int) -> Gaps:
             if len(times_s) == NUM_ALONE:
                 submitted_s = time.perf_counter()
                 prefill = beside.submit(lambda: llm.generate(long, exactly(1), cache_domain=cold_domain()))
-            if prefill is not None and prefill.done():
+            elif prefill is not None and prefill.done():
                 break
         else:
             raise AssertionError("the answer ended before the prompt was read")

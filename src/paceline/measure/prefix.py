@@ -44,22 +44,20 @@ def measure_prefix(
     _needs_cache(llm)
     prefix = prompt_tokens(llm.tokenizer, num_prefix)
     prompts = [prefix + tail for tail in distinct_prompts(llm.tokenizer, num_requests, num_tail)]
-
     _answer(llm, prompts, [cold_domain()] * num_requests, num_new)  # warms up; the other half would take too long
     report(1, num_runs + 1)
     runs: list[tuple[_Load, _Load]] = []
-    while len(runs) < num_runs:
+    for index in range(num_runs):
         shared = _answer(llm, prompts, [cold_domain()] * num_requests, num_new)
         alone = _answer(llm, prompts, [cold_domain() for _ in prompts], num_new)
         assert shared.tokens == alone.tokens, "the prefix cache has changed an answer"
         assert alone.saved_tokens == 0, "a request found what another computed, across cache domains"
         runs.append((shared, alone))
-        report(len(runs) + 1, num_runs + 1)
+        report(index + 2, num_runs + 1)
     with_s = statistics.median(shared.elapsed_s for shared, _ in runs)
     speedups = tuple(alone.elapsed_s / shared.elapsed_s for shared, alone in runs)
     concurrency = min(llm.config.max_batch, num_requests)
     sizes = {"num_prefix": num_prefix, "num_tail": num_tail, "num_new": num_new, "num_requests": num_requests}
-    last, _ = runs[-1]
     return Measurement(
         metric="prefix_speedup",
         runs=speedups,
@@ -73,9 +71,9 @@ def measure_prefix(
             "speedup": statistics.median(speedups),
             "with_runs_s": [shared.elapsed_s for shared, _ in runs],
             "without_runs_s": [alone.elapsed_s for _, alone in runs],
-            "query_tokens": last.query_tokens,
-            "hit_tokens": last.hit_tokens,
-            "saved_tokens": last.saved_tokens,
+            "query_tokens": shared.query_tokens,
+            "hit_tokens": shared.hit_tokens,
+            "saved_tokens": shared.saved_tokens,
             "requests": num_requests,
             "concurrency": concurrency,
             "prefix_tokens": num_prefix,
