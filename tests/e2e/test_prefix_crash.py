@@ -41,12 +41,12 @@ for seed in range(10**6):
 def open_store(directory: Path) -> PageStore:
     """The store of the tiny model."""
     key = store_key(MODEL, EngineConfig(), model_hash=bytes(32), executor="native")
-    return PageStore.open(directory, key, page_bytes=KVLayout.of(MODEL).page_bytes, max_bytes=2**26)
+    return PageStore.open(directory, key, page_bytes=KVLayout.of(MODEL, "f16").page_bytes, max_bytes=2**26)
 
 
 def engine_over(store: PageStore | None) -> Engine:
     """An engine with room for 64 pages."""
-    config = EngineConfig(max_batch=2, token_budget=64, kv_memory_bytes=64 * KVLayout.of(MODEL).page_bytes)
+    config = EngineConfig(max_batch=2, token_budget=64, kv_memory_bytes=64 * KVLayout.of(MODEL, "f16").page_bytes)
     return Engine(
         NativeExecutor.load(tiny_checkpoint(MODEL), config), FakeTokenizer(MODEL.vocab_size), config, store=store
     )
