@@ -91,6 +91,7 @@ struct AttentionArgs {
   int32_t out_stride;
   float* partials;  // [rows][heads][max_splits][head_dim + 16]: values, max, sum
   int32_t max_splits;
+  int32_t num_threads;  // that share the splits of a sequence: a hint of what is read next
   const float* cos;     // [rows][head_dim], each pair's cosine twice
   const float* sin;     // [rows][head_dim], each pair's sine, negative then positive
   const float* q_norm;  // [head_dim] or null: RMS norm of each head before the rotation

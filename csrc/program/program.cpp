@@ -138,6 +138,7 @@ AttentionArgs Program::attention_args(const Record& record) const {
   }
   args.partials = partials_.as<float>();
   args.max_splits = max_splits_;
+  args.num_threads = pool_.size();
   args.cos = cos_.as<float>();
   args.sin = sin_.as<float>();
   args.q_norm = record.weight >= 0 ? vectors_[as_size(record.weight)].as<float>() : nullptr;
