@@ -161,10 +161,12 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     const uint8_t* head_pages[kSplitTokens / kPageTokens];
     for (int k0 = 0; k0 < num_keys; k0 += kPageTokens)
       head_pages[k0 / kPageTokens] = head_page(args, page_ids[(first_key + k0) / kPageTokens], unit.kv_head);
-    if (block == unit.split_begin) start_reading(head_pages[0]);
+    const bool goes_on = block + 1 < unit.split_end;
+    const uint8_t* next =
+        goes_on ? head_page(args, page_ids[(first_key + kSplitTokens) / kPageTokens], unit.kv_head) : nullptr;
     for (int k0 = 0; k0 < num_keys; k0 += kPageTokens) {
-      if (k0 + kPageTokens < num_keys) start_reading(head_pages[k0 / kPageTokens + 1]);
-      pages.scores(head_pages[k0 / kPageTokens], num_keys - k0 > 16 ? 2 : 1, scores + k0, kSplitTokens);
+      const uint8_t* ahead = k0 + kPageTokens < num_keys ? head_pages[k0 / kPageTokens + 1] : next;
+      pages.scores(head_pages[k0 / kPageTokens], num_keys - k0 > 16 ? 2 : 1, scores + k0, kSplitTokens, ahead);
     }
     for (int r = 0; r < num_rows; ++r) {
       const int position = args.positions[rows[r / group]];

@@ -51,20 +51,27 @@ constexpr int kBlockRows = 4;
 constexpr int kRowsOfTwoBlocks = 0;
 #endif
 
+// A processor reads ahead within a run of addresses, but not from one page to the next, which lies elsewhere, and memory is what decoding
+// waits for: while a page is scored, the next one is asked for, a line for each step over 16 keys. That is all of an f16 page.
+constexpr int kLineBytes = 64;
+
 // Where a product's b lies: step i of block t is at b + t * block + i * step.
 struct Strides {
   int step, block;
 };
 
-// out[m][16 t + lane] = (what is there or 0) + sum over steps of a[m] * b. Strides of a and out are elements a row.
+// out[m][16 t + lane] = (what is there or 0) + sum over steps of a[m] * b. Strides of a and out are elements a row. Asks for a line of
+// memory at `ahead` a step and block, unless it is null.
 template <class Terms, int M, int T, class Out>
 [[gnu::noinline]] void product(const typename Terms::Factor* a, int a_stride, const typename Terms::Element* b,
-                               Strides strides, int steps, bool resume, Out* out, int out_stride) {
+                               Strides strides, int steps, bool resume, Out* out, int out_stride,
+                               const uint8_t* ahead) {
   typename Terms::Sum acc[M][T];
   unroll<M>([&](auto m) PL_INLINE {
     unroll<T>([&](auto t) PL_INLINE { acc[m][t] = resume ? load(out + m * out_stride + t * 16) : Terms::zero(); });
   });
   for (int i = 0; i < steps; ++i) {
+    if (ahead != nullptr) unroll<T>([&](auto t) PL_INLINE { __builtin_prefetch(ahead + (i * T + t) * kLineBytes); });
     decltype(Terms::get(b)) v[T];
     unroll<T>([&](auto t) PL_INLINE { v[t] = Terms::get(b + t * strides.block + i * strides.step); });
     unroll<M>([&](auto m) PL_INLINE {
@@ -76,22 +83,25 @@ template <class Terms, int M, int T, class Out>
                 PL_INLINE { unroll<T>([&](auto t) PL_INLINE { store(out + m * out_stride + t * 16, acc[m][t]); }); });
 }
 
-// The product for any number of rows and blocks.
+// The product for any number of rows and blocks; `ahead` is memory to ask for meanwhile, or null.
 template <class Terms, class Out>
 inline void products(int rows, int blocks, const typename Terms::Factor* a, int a_stride,
                      const typename Terms::Element* b, Strides strides, int steps, bool resume, Out* out,
-                     int out_stride) {
+                     int out_stride, const uint8_t* ahead) {
   for_blocks_of<kBlockRows>(0, rows, [&]<int M>(int row) {
     const auto* left = a + row * a_stride;
     Out* to = out + row * out_stride;
     int block = 0;
+    const auto ahead_of = [&](int t) {
+      return row == 0 && ahead != nullptr ? ahead + t * steps * kLineBytes : nullptr;
+    };
     if constexpr (M <= kRowsOfTwoBlocks)
       for (; block + 2 <= blocks; block += 2)
         product<Terms, M, 2>(left, a_stride, b + block * strides.block, strides, steps, resume, to + block * 16,
-                             out_stride);
+                             out_stride, ahead_of(block));
     for (; block < blocks; ++block)
       product<Terms, M, 1>(left, a_stride, b + block * strides.block, strides, steps, resume, to + block * 16,
-                           out_stride);
+                           out_stride, ahead_of(block));
   });
 }
 
@@ -105,14 +115,14 @@ class FloatPages {
   FloatPages(int num_rows, int head_dim, const float* q, float* scratch)
       : num_rows_(num_rows), head_dim_(head_dim), q_(q), page_f32_(scratch) {}
 
-  // Scores of a page's first `blocks` * 16 keys.
-  void scores(const uint8_t* page, int blocks, float* out, int stride) const {
+  // Scores of a page's first `blocks` * 16 keys; `ahead` is the page that is read next, or null.
+  void scores(const uint8_t* page, int blocks, float* out, int stride, const uint8_t* ahead) const {
     const Strides keys{16, 16 * head_dim_};
     const Element* b = reinterpret_cast<const Element*>(page);
     if (const float* expanded = expand(b, blocks * 16))
-      products<F32Terms>(num_rows_, blocks, q_, head_dim_, expanded, keys, head_dim_, false, out, stride);
+      products<F32Terms>(num_rows_, blocks, q_, head_dim_, expanded, keys, head_dim_, false, out, stride, ahead);
     else
-      products<Terms>(num_rows_, blocks, q_, head_dim_, b, keys, head_dim_, false, out, stride);
+      products<Terms>(num_rows_, blocks, q_, head_dim_, b, keys, head_dim_, false, out, stride, ahead);
   }
 
   // Numerators are used as they are.
@@ -125,10 +135,10 @@ class FloatPages {
     const Element* b = reinterpret_cast<const Element*>(page) + kPageTokens * head_dim_;
     if (const float* expanded = expand(b, count))
       products<F32Terms>(num_rows_, head_dim_ / 16, numerators + first, stride, expanded, rows, count, first > 0, out,
-                         out_stride);
+                         out_stride, nullptr);
     else
-      products<Terms>(num_rows_, head_dim_ / 16, numerators + first, stride, b, rows, count, first > 0, out,
-                      out_stride);
+      products<Terms>(num_rows_, head_dim_ / 16, numerators + first, stride, b, rows, count, first > 0, out, out_stride,
+                      nullptr);
   }
 
   void finish_values(float*, int) const {}
@@ -169,10 +179,10 @@ class Int8Pages {
     for (int r = 0; r < num_rows; ++r) q_scale_[r] = round_to_int16(q + r * head_dim, head_dim, q_ + r * head_dim);
   }
 
-  void scores(const uint8_t* page, int blocks, float* out, int stride) const {
+  void scores(const uint8_t* page, int blocks, float* out, int stride, const uint8_t* ahead) const {
     int32_t* sums = reinterpret_cast<int32_t*>(out);
     products<Int8Terms>(num_rows_, blocks, q_, head_dim_, int8_codes(page), {32, 16 * head_dim_}, head_dim_ / 2, false,
-                        sums, stride);
+                        sums, stride, ahead);
     const uint16_t* scales = int8_scales(page);
     for (int i = 0; i < 16 * blocks; i += 16) {
       const F32x16 scale = load_bf16(scales + i);
@@ -197,7 +207,7 @@ class Int8Pages {
   void values(const uint8_t* page, int first, int count, const float*, int, float* out, int out_stride) const {
     const int8_t* b = int8_codes(page) + kPageTokens * head_dim_;
     products<Int8Terms>(num_rows_, head_dim_ / 16, numerators_ + first, kSplitTokens, b, {2 * head_dim_, 32},
-                        (count + 1) / 2, first > 0, reinterpret_cast<int32_t*>(out), out_stride);
+                        (count + 1) / 2, first > 0, reinterpret_cast<int32_t*>(out), out_stride, nullptr);
   }
 
   // Turns a row's sums over a whole split into values.

@@ -17,12 +17,6 @@ inline uint8_t* head_page(const AttentionArgs& args, int32_t page, int kv_head) 
              s.head_page_bytes();
 }
 
-// A processor reads ahead within a run of addresses, but not from one page to the next, which lies elsewhere: this starts the next run.
-inline void start_reading(const uint8_t* page) {
-  constexpr int kBytes = 1024;
-  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(page + i);
-}
-
 // Parts of an int8 page: key scales, value scales, key codes, value codes.
 inline const uint16_t* int8_scales(const uint8_t* page) { return reinterpret_cast<const uint16_t*>(page); }
 inline const int8_t* int8_codes(const uint8_t* page) {
