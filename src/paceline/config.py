@@ -144,7 +144,10 @@ class EngineConfig:
             raise ParameterError("max_gap_ms", gap, "a number of milliseconds above 0")
         if not isinstance(self.prefix_cache, bool):
             raise ParameterError("prefix_cache", self.prefix_cache, "True or False")
-        if self.kv_dir is not None and not self.prefix_cache:
+        path = self.kv_dir
+        if path is not None and not (isinstance(path, str) and path and "\0" not in path):
+            raise ParameterError("kv_dir", path, "the path of a directory")
+        if path is not None and not self.prefix_cache:
             raise ParameterError("kv_dir", self.kv_dir, "None without prefix_cache: it is the cache that it keeps")
         if not self.max_batch <= self.token_budget <= 8192:
             raise ParameterError("token_budget", self.token_budget, f"between max_batch ({self.max_batch}) and 8192")

@@ -134,7 +134,12 @@ class LLM:
             loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
         template = load_chat_template(checkpoint)
         store = open_store(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1])
-        self._assemble(wrap(loaded), tokenizer, config, template, memory, store)
+        try:
+            self._assemble(wrap(loaded), tokenizer, config, template, memory, store)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
 
     @classmethod
     def from_parts(
@@ -147,6 +152,8 @@ class LLM:
         memory: MemoryPlan | None = None,
     ) -> LLM:
         """An LLM over parts that exist already."""
+        if config is not None and config.kv_dir is not None:
+            raise ParameterError("kv_dir", config.kv_dir, "None here: parts do not say which model their pages are of")
         llm = cls.__new__(cls)
         machine = detect_machine(config.isa if config else None)
         config = (config or EngineConfig()).resolve(machine)
@@ -179,10 +186,10 @@ class LLM:
         )
         self._executor = executor
         self._engine = Engine(executor, tokenizer, config, store=store)
-        self._runner = EngineRunner(self._engine)
+        self._runner = EngineRunner(self._engine, on_end=store.close if store is not None else lambda: None)
         # The runner's thread does not refer to this object, so dropping the LLM (or leaving the program) ends the
         # thread.
-        self._finalizer = weakref.finalize(self, _shut_down, self._runner, store)
+        self._finalizer = weakref.finalize(self, self._runner.close)
 
     # Asking
 
@@ -417,12 +424,6 @@ class LLM:
             if len(each) != len(items):
                 raise ParameterError("params", len(each), f"one, or as many as there are prompts ({len(items)})")
         return [self._requests(prompt, one, cache_domain) for prompt, one in zip(items, each, strict=True)]
-
-
-def _shut_down(runner: EngineRunner, store: PageStore | None) -> None:
-    runner.close()
-    if store is not None:
-        store.close()
 
 
 def _with_fields(config: EngineConfig, fields: Mapping[str, Any]) -> EngineConfig:

@@ -54,7 +54,7 @@ def test_the_pool_takes_half_of_what_is_left() -> None:
 
 def test_the_pool_is_never_larger_than_the_batch_can_use() -> None:
     assert plan(10**9) == 4 * 10
-    assert plan(10**9, asked=10**8) == 4 * 10
+    assert plan(10**9, asked=10**8) > 4 * 10, "what is asked for beyond that is for the prefix cache"
 
 
 def test_what_was_asked_for_is_honoured() -> None:

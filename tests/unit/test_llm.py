@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
@@ -20,6 +22,7 @@ from paceline.engine.request import choice_seed
 from paceline.errors import (
     ContextLengthError,
     KVCapacityError,
+    OverloadError,
     PacelineError,
     ParameterError,
     UnsupportedError,
@@ -374,3 +377,27 @@ def test_parameters_of_another_kind_are_refused(gated: tuple[LLM, GatedExecutor]
     llm, _ = gated
     with pytest.raises(ParameterError, match="SamplingParams"):
         llm.stream("a", {"max_tokens": 1})  # type: ignore[arg-type]
+
+
+def test_the_queue_limit_counts_those_who_wait_behind_a_full_batch(gated: tuple[LLM, GatedExecutor]) -> None:
+    llm, executor = gated
+    engine = llm._engine
+    engine.config = dataclasses.replace(engine.config, max_queue=1)
+    room = engine.scheduler.max_batch + 1
+    threads = [threading.Thread(target=lambda: llm.generate("abc", FREE)) for _ in range(room)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(llm._runner._sinks) + llm._runner._num_coming == room)
+    with pytest.raises(OverloadError, match="1 requests wait and the queue holds 1"):
+        llm.generate("abc", FREE)
+    with pytest.raises(OverloadError):
+        llm.stream("abc", FREE)
+    executor.let_go()
+    for thread in threads:
+        thread.join(60)
+    assert llm.generate("abc", FREE).token_ids == reference_tokens(llm.tokenizer.encode("abc"), 20)
+
+
+def test_a_cache_on_disk_needs_a_model_with_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="kv_dir"):
+        LLM.from_parts(FakeExecutor(), FakeTokenizer(), config=EngineConfig(kv_dir=str(tmp_path)))

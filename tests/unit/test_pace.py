@@ -124,7 +124,9 @@ def test_a_machine_that_is_too_slow_for_the_bound_still_goes_on() -> None:
     pacer = decoding(ChunkPacer(100.0), 1, 0.3)
     steps = list(prefill(pacer, num_tokens=100, decode_s=lambda num: 0.3, row_s=flat))
     assert sum(rows for rows, _ in steps) == 100
-    assert {rows for rows, _ in steps[1:-1]} == {FEWEST_ROWS}
+    # The answers alone break the bound: prompts take half of their time again.
+    assert all(rows >= FEWEST_ROWS and elapsed_s <= 0.46 for rows, elapsed_s in steps)
+    assert max(rows for rows, _ in steps) > FEWEST_ROWS
 
 
 def test_few_rows_beside_decodes_say_nothing() -> None:

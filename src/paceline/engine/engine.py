@@ -18,7 +18,7 @@ from paceline.engine.plan import PlanBuilder
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.engine.stats import EngineStats
-from paceline.errors import ContextLengthError, KVCapacityError, ParameterError, RequestError
+from paceline.errors import ContextLengthError, KVCapacityError, OverloadError, ParameterError, RequestError
 from paceline.executors.base import Executor, StepResult
 from paceline.kv.disk_tier import Store
 from paceline.kv.identity import domain_key
@@ -81,7 +81,6 @@ class Engine:
             max_batch=max_batch,
             token_budget=min(config.token_budget, executor.max_rows),
             max_outputs=executor.max_outputs,
-            max_queue=config.max_queue,
         )
         self._pacer = ChunkPacer(config.max_gap_ms)
         self._builder = PlanBuilder(kv, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
@@ -144,8 +143,16 @@ class Engine:
             submitted_s=self._clock(),
         )
 
+    def check_room(self, num_open: int, num_new: int) -> None:
+        """Raises ``OverloadError`` when so many new requests, with ``num_open`` that have not ended, would make more
+        than ``max_queue`` wait behind a full batch. Reads only what never changes."""
+        max_queue, max_batch = self.config.max_queue, self.scheduler.max_batch
+        if max_queue is not None and num_open + num_new > max_queue + max_batch:
+            raise OverloadError(max(0, num_open - max_batch), max_queue)
+
     def add(self, request: Request) -> None:
         """Queues a request; ``OverloadError`` when the queue is full."""
+        self.check_room(len(self.scheduler.running) + len(self.scheduler.waiting), 1)
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> Update | None:
@@ -179,14 +186,15 @@ class Engine:
                     updates.append(self._fail(request, error, keep=False))
                 result = None
             end = self._clock()
-            self._pacer.observe(len(schedule.requests), len(plan.tokens), end - since)
             self._executor_s += end - start
             self._steps += 1
             self._rows += len(plan.tokens)
             self.scheduler.kv.finish_step()
             if result is not None:
+                self._pacer.observe(len(schedule.requests), len(plan.tokens), end - start)
                 self._commit(schedule, result, end, updates)
-                self.scheduler.kv.persist(1)
+                if len(plan.tokens) > len(schedule.requests):  # a page takes a ms: seen beside a decode, not a prompt
+                    self.scheduler.kv.persist(1)
         else:
             assert schedule.failed or not self.has_work, "the scheduler is stuck"
         if self.has_work:

@@ -9,6 +9,9 @@ from __future__ import annotations
 SHARE = 0.6
 """Of the gap that a step with prompts is planned to take: the rest is for what cannot be foreseen."""
 
+HARD_SHARE = 0.9
+"""Of the gap that a step may take when the answers alone take most of it."""
+
 FIRST_ROWS = 16
 """Rows of the first such step, when nothing has been measured yet."""
 
@@ -38,8 +41,15 @@ class ChunkPacer:
             return None
         if self.row_s is None:
             return FIRST_ROWS
-        rows = (SHARE * self.max_gap_s - self.base_s) / max(self.row_s, 1e-9)
-        return max(FEWEST_ROWS, int(rows))
+        return max(FEWEST_ROWS, int(self._room_s(self.max_gap_s) / max(self.row_s, 1e-9)))
+
+    def _room_s(self, max_gap_s: float) -> float:
+        """Time that a step may give to prompts. Where the answers alone leave little, up to half of theirs, so that
+        prompts do not starve: within nine tenths of the bound, or beyond it where the answers alone break it."""
+        half = self.base_s / 2
+        if self.base_s < HARD_SHARE * max_gap_s:
+            half = min(half, HARD_SHARE * max_gap_s - self.base_s)
+        return max(SHARE * max_gap_s - self.base_s, half)
 
     def observe(self, num_requests: int, num_rows: int, elapsed_s: float) -> None:
         """Takes the time of a step in. One row of a request is a decode; few more rows say little."""

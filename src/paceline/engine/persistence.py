@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.config import EngineConfig
+from paceline.errors import CacheDirectoryError
 from paceline.kv.cache_directory import MEMO
 from paceline.kv.identity import store_key
 from paceline.kv.store import PageStore
@@ -20,7 +21,10 @@ def open_store(checkpoint: Checkpoint, config: EngineConfig, *, executor: str, p
     """
     if config.kv_dir is None:
         return None
-    directory = Path(config.kv_dir).expanduser()
+    try:
+        directory = Path(config.kv_dir).expanduser()
+    except RuntimeError as error:
+        raise CacheDirectoryError(config.kv_dir, str(error)) from error
     key = store_key(
         checkpoint.config,
         config,

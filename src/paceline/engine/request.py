@@ -209,11 +209,6 @@ class Request:
             return len(self.prompt_logprobs) - 1
         return len(self.tokens) - 1
 
-    @property
-    def max_cached(self) -> int:
-        """Tokens that need not be computed if they are cached: those before the first row whose logits are wanted."""
-        return self.next_output_row
-
     def schedule(self, budget: int, outputs: int) -> int:
         """Sets the rows and outputs of the next step within the given bounds; returns the rows."""
         gap = len(self.tokens) - self.num_computed

@@ -24,8 +24,10 @@ class EngineRunner:
     wait.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_end: Callable[[], object] = lambda: None) -> None:
+        """``on_end`` is called once the engine takes no more steps, in its thread if it has one."""
         self.engine = engine
+        self._on_end = on_end
         self._process = os.getpid()
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._sinks: dict[Request, Sink] = {}
@@ -49,11 +51,11 @@ class EngineRunner:
                 raise PacelineError(f"the engine stopped: {self._broken!r}") from self._broken
             if self._closed:
                 raise PacelineError("this LLM is closed")
-            self.engine.scheduler.check_room(len(requests), self._num_coming)
-            self._num_coming += len(requests)
+            self.engine.check_room(len(self._sinks) + self._num_coming, len(requests))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
                 self._thread.start()
+            self._num_coming += len(requests)
             self._commands.put(lambda: self._add(requests, sink))
 
     def abort(self, requests: Sequence[Request]) -> None:
@@ -65,18 +67,21 @@ class EngineRunner:
     def close(self) -> None:
         """Aborts what is left and ends the thread. May be called again."""
         with self._lock:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             thread = self._thread
             self._commands.put(None)
-        if thread is not None and thread is not threading.current_thread():
+        if thread is None:
+            if not was_closed:
+                self._on_end()
+        elif thread is not threading.current_thread():
             thread.join()
 
     def _add(self, requests: Sequence[Request], sink: Sink) -> None:
-        for request in requests:
-            self._sinks[request] = sink
-            self.engine.add(request)
         with self._lock:
             self._num_coming -= len(requests)
+            for request in requests:
+                self._sinks[request] = sink
+                self.engine.scheduler.add(request)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         if self._broken is not None:
@@ -123,6 +128,8 @@ class EngineRunner:
                         pending()
             for request in list(self._sinks):
                 self._deliver(_broken_update(request, error))
+        finally:
+            self._on_end()
 
 
 def _broken_update(request: Request, error: Exception) -> Update:

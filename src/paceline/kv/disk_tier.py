@@ -61,7 +61,8 @@ class DiskTier:
     def remember(self, chain: Sequence[Node]) -> None:
         """Queues the nodes from a first page on that are not stored yet, and marks the others as used."""
         for node in chain:
-            if node.entry is None:
+            if node.entry is None and not node.unsaved:
+                node.unsaved = True
                 self._unsaved.append(node)
         stored = [node.entry for node in chain if node.entry is not None]
         if stored:
@@ -71,9 +72,10 @@ class DiskTier:
         """Writes up to ``max_pages`` pages that are not in the store yet; returns how many wait still."""
         while self._unsaved and max_pages > 0:
             node = self._unsaved.popleft()
+            node.unsaved = False
             parent = node.parent
             if node.page is None or node.entry is not None or parent is None:
-                continue  # evicted, or queued twice
+                continue  # evicted, or stored under another name
             if parent.parent is not None and parent.entry is None:
                 continue  # what comes before it is not stored
             root = parent

@@ -87,14 +87,16 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan for an engine.
 
-    The pool takes ``kv_memory_bytes`` when given, else ``AVAILABLE_SHARE`` of what is left; never more than
+    The pool takes ``kv_memory_bytes`` when given, else ``AVAILABLE_SHARE`` of what is left, but not more than
     ``max_batch`` requests of ``context_length`` tokens can use. Raises ``MemoryBudgetError`` when not one page fits, or
     less is available than was asked for.
     """
     left = available_bytes - weight_bytes - workspace_bytes
     useful = max_batch * pages_for(context_length)
     asked = kv_memory_bytes if kv_memory_bytes is not None else int(max(0, left) * AVAILABLE_SHARE)
-    num_pages = min(useful, asked // layout.page_bytes)
+    num_pages = asked // layout.page_bytes
+    if kv_memory_bytes is None:
+        num_pages = min(useful, num_pages)
     if num_pages < 1 or num_pages * layout.page_bytes > left:
         origin = "kv_memory_bytes" if kv_memory_bytes is not None else f"{AVAILABLE_SHARE:.0%} of the rest"
         raise MemoryBudgetError(

@@ -69,6 +69,7 @@ class KVManager:
         self.capacity = [0] * max_sequences
         self.num_changes = 0
         self.page_copies: list[tuple[int, int]] = []
+        self.is_loading = False
         self._sequences: list[_Sequence | None] = [None] * max_sequences
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self._copy_sources: list[int] = []  # locked until the step that copies them has run
@@ -98,44 +99,51 @@ class KVManager:
     def discard_step(self) -> None:
         """Takes back what was published for a step that failed. Its sequences must be closed without publishing."""
         for node in reversed(self._fresh):
-            self.tree.drop(node)
+            self.tree.withdraw(node)
         self._fresh.clear()
 
     def lookup(self, domain: bytes, tokens: bytes) -> int:
         """Leading tokens (int32, as bytes) whose keys and values are known."""
         return self.tree.match(domain, tokens).num_tokens if self.prefix_cache else 0
 
-    def open(self, domain: bytes, tokens: bytes, *, limit: int, reserve: int = 0) -> Opened | None:
+    def open(
+        self, domain: bytes, tokens: bytes, *, limit: int, reserve: int = 0, max_loads: int | None = None
+    ) -> Opened | None:
         """A slot for a sequence of ``tokens``, with pages for all of them; at most ``limit`` of them count as cached.
 
-        None, and nothing changed but the cache, unless ``reserve`` more pages could be had.
+        None, and nothing changed but the cache, unless ``reserve`` more pages could be had. Reads at most ``max_loads``
+        pages back from disk: where there are more it is None as well, ``is_loading`` is set, and the next call goes on.
         """
         found = self.tree.match(domain, tokens) if self.prefix_cache else Match()
-        match = self._reachable(found.cut(limit))
+        match = found.cut(limit)
         if match.partial is not None and match.partial in self._fresh:  # nothing to copy yet
             match = match.cut(len(match.nodes) * PAGE_TOKENS)
+        match = self._reachable(match)
+        self.is_loading = max_loads is not None and self._load_some(match, max_loads)
+        if self.is_loading:
+            return None
         total = pages_for(len(tokens) // TOKEN_BYTES)
         sequence = self._acquire(match, total, reserve)
         if sequence is None and match.partial is not None:  # the page to copy from may be the one that is missing
-            match = match.cut(len(match.nodes) * PAGE_TOKENS)
+            match = self._reachable(match.cut(len(match.nodes) * PAGE_TOKENS))
             sequence = self._acquire(match, total, reserve)
         if sequence is None:
             return None
         if not self._fill(sequence, match):  # a stored page is damaged and has left the tree
             self._release(sequence)
-            return self.open(domain, tokens, limit=limit, reserve=reserve)
+            return self.open(domain, tokens, limit=limit, reserve=reserve, max_loads=max_loads)
         self.tree.touch(match.nodes)
         while len(sequence.pages) < total:
             sequence.pages.append(self._allocate())
         if self.prefix_cache:
-            sequence.tip = match.nodes[-1] if match.nodes else self.tree.root(domain)
+            sequence.tip = match.nodes[-1] if match.nodes else Node(None, domain)
             sequence.num_published = len(match.nodes)
         slot = self._free_slots.pop()
         self._sequences[slot] = sequence
         self.table[slot, :total] = [page or 0 for page in sequence.pages]
         self.capacity[slot] = total * PAGE_TOKENS
         self.num_changes += 1
-        return Opened(slot, match.num_tokens, found.num_tokens)
+        return Opened(slot, match.num_tokens, self._reachable(found).num_tokens)
 
     def grow(self, slot: int, num_tokens: int) -> bool:
         """Gives a sequence the pages to hold ``num_tokens``; False, and nothing changed but the cache, when too few can
@@ -170,7 +178,7 @@ class KVManager:
         sequence = self._sequence(slot)
         for at in range(sequence.num_published, num_tokens // PAGE_TOKENS):
             tip, page = sequence.tip, sequence.pages[at]
-            if tip is None or page is None or (tip.page is None and tip.parent is not None):
+            if tip is None or page is None or not self.tree.is_attached(tip):
                 sequence.tip = None  # its place in the tree has gone
                 return
             node = self.tree.insert(tip, token_key(tokens[at * PAGE_TOKENS : (at + 1) * PAGE_TOKENS]), page)
@@ -192,15 +200,21 @@ class KVManager:
             self.publish(slot, tokens, num_computed)
             whole = num_computed // PAGE_TOKENS
             tip = sequence.tip
-            page = sequence.pages[whole] if whole < len(sequence.pages) else None
-            if tip is not None and page is not None and num_computed % PAGE_TOKENS and sequence.num_published == whole:
-                self.tree.insert(tip, token_key(tokens[whole * PAGE_TOKENS : num_computed]), page)
-            self._remember(tip)
+            if tip is not None and self.tree.is_attached(tip):
+                page = sequence.pages[whole] if whole < len(sequence.pages) else None
+                if page is not None and num_computed % PAGE_TOKENS and sequence.num_published == whole:
+                    self.tree.insert(tip, token_key(tokens[whole * PAGE_TOKENS : num_computed]), page)
+                self._remember(tip)
         self._release(sequence)
         self._sequences[slot] = None
         self.capacity[slot] = 0
         self.num_changes += 1
         self._free_slots.append(slot)
+
+    def num_own_tokens(self, slot: int) -> int:
+        """Tokens that the pages of a sequence hold, without those that others use too."""
+        pages = self._sequence(slot).pages
+        return PAGE_TOKENS * sum(page is not None and not self.tree.is_shared(page) for page in pages)
 
     def pages(self, slot: int) -> tuple[int | None, ...]:
         """The pages of a sequence, in order of its tokens; None for those before its sliding window."""
@@ -231,6 +245,24 @@ class KVManager:
         """Fills a page from the store; False, and the node is out of the tree, when what is stored is damaged."""
         assert self._disk is not None
         return self._disk.load(node, page)
+
+    def _load_some(self, match: Match, max_loads: int) -> bool:
+        """Brings some stored pages of a match into the pool, for whoever opens it later, when they are more than
+        ``max_loads``; False when they are not, or there is no room."""
+        nodes = match.nodes[self._first_page(match.num_tokens) :]
+        resident = [node for node in nodes if node.page is not None]
+        stored = [node for node in nodes if node.page is None]
+        self.tree.touch(resident)  # so that room is made at the cost of others
+        if len(stored) <= max_loads or len(resident) + max_loads > self.num_available or not self._free_up(max_loads):
+            return False
+        for node in stored[:max_loads]:
+            page = self._allocate()
+            if not self._load(node, page):
+                self.pool.release(page)
+                break
+            self.tree.settle_loaded(node, page)
+        self.tree.touch(stored[:max_loads])
+        return True
 
     # Pages
 

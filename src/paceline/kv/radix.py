@@ -32,11 +32,11 @@ class Node:
     """A page's worth of tokens (fewer in a leaf) after those of ``parent``.
 
     tokens  int32 little-endian (a root's: its domain);  page  in the pool, None when not resident
-    entry  in the store, None when not there
+    entry  in the store, None when not there;  unsaved  whether it waits to be stored
     children  by their tokens;  keys  the same, sorted;  num_resident  children with a page;  used  when last, in ticks
     """
 
-    __slots__ = ("children", "entry", "keys", "num_resident", "page", "parent", "queued", "tokens", "used")
+    __slots__ = ("children", "entry", "keys", "num_resident", "page", "parent", "queued", "tokens", "unsaved", "used")
 
     def __init__(self, parent: Node | None, tokens: bytes) -> None:
         self.parent = parent
@@ -48,11 +48,7 @@ class Node:
         self.num_resident = 0
         self.used = 0
         self.queued = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of this node alone."""
-        return len(self.tokens) // TOKEN_BYTES
+        self.unsaved = False
 
     @property
     def is_whole(self) -> bool:
@@ -97,13 +93,17 @@ class RadixTree:
         self._clock = itertools.count(1)
         self._order = itertools.count()
 
-    @property
-    def num_pages(self) -> int:
-        """Pages that the tree owns."""
-        return len(self._node_of)
+    def is_attached(self, node: Node) -> bool:
+        """Whether a node is in the tree still, so that others may follow it. A root may be made at any time: what is
+        inserted after it follows the domain's own."""
+        return node.parent is None or node.parent.children.get(node.tokens) is node
+
+    def is_shared(self, page: int) -> bool:
+        """Whether several sequences use a page."""
+        return self.pool.references(page) - (page in self._node_of) > 1
 
     def root(self, domain: bytes) -> Node:
-        """The root of a domain."""
+        """The root of a domain; it leaves the tree with its last child."""
         node = self._roots.get(domain)
         if node is None:
             node = self._roots[domain] = Node(None, domain)
@@ -136,16 +136,21 @@ class RadixTree:
         When such a child is there and resident, it is returned and ``page`` stays the caller's alone. A part of a page
         that another child covers is not taken (None); parts that the new child covers are dropped.
         """
+        assert self.is_attached(parent)
+        if parent.parent is None:
+            parent = self.root(parent.tokens)
         child = parent.children.get(tokens)
         if child is None:
             at = bisect_left(parent.keys, tokens)
             if at < len(parent.keys) and parent.keys[at].startswith(tokens):
                 return None
-            if at > 0 and tokens.startswith(parent.keys[at - 1]):
-                self._forget(parent.children[parent.keys[at - 1]])
+            covered = at > 0 and tokens.startswith(parent.keys[at - 1])
+            before = parent.children[parent.keys[at - 1]] if covered else None
             child = Node(parent, tokens)
             parent.children[tokens] = child
-            insort(parent.keys, tokens)
+            parent.keys.insert(at, tokens)
+            if before is not None:  # after the new one is there: a parent without children would leave the tree
+                self._forget(before)
         if child.page is None:
             self._settle(child, page)
             self.pool.share(page)
@@ -197,16 +202,22 @@ class RadixTree:
         child.entry = entry
         return child
 
-    def drop(self, node: Node) -> None:
-        """Takes a node and all after it out of the tree; pages that sequences use stay theirs."""
-        for child in list(node.children.values()):
-            self.drop(child)
-        node.entry = None
-        parent = node.parent
+    def withdraw(self, node: Node) -> None:
+        """Takes the page from a node that is not right; what is stored of it and after it stays."""
         if node.page is not None:
             self._unsettle(node)
-        elif parent is not None and parent.children.get(node.tokens) is node:  # else it went with its last child
-            self._remove(node)
+
+    def drop(self, node: Node) -> None:
+        """Takes a node and all after it out of the tree; pages that sequences use stay theirs."""
+        subtree = [node]
+        for found in subtree:  # grows while it is walked
+            subtree += found.children.values()
+        for gone in reversed(subtree):
+            gone.entry = None
+            if gone.page is not None:
+                self._unsettle(gone)
+            elif self.is_attached(gone):  # else it went with its last child
+                self._remove(gone)
 
     def unstore(self, node: Node) -> None:
         """Says that the store has forgotten a node: without a page it leaves the tree, and all after it."""
@@ -294,7 +305,8 @@ class RadixTree:
             del parent.keys[bisect_left(parent.keys, node.tokens)]
             node, parent = parent, parent.parent
             if node.children or node.page is not None or node.entry is not None:
-                break
+                return
+        self._roots.pop(node.tokens, None)
 
 
 def _closest(node: Node, tokens: bytes) -> tuple[Node | None, int]:

@@ -120,6 +120,7 @@ class PageStore:
         ``domain`` is 32 bytes. None when the parent is gone, when nothing can make room, or when the store has stopped
         writing.
         """
+        assert self._pages_file >= 0, "the store is closed"
         assert page.shape == (self.page_bytes,)
         assert page.dtype == np.uint8
         assert page.flags.c_contiguous
@@ -155,6 +156,7 @@ class PageStore:
 
         A page that does not match its checksum is gone, and all that descend from it.
         """
+        assert self._pages_file >= 0, "the store is closed"
         assert into.shape == (self.page_bytes,)
         assert into.dtype == np.uint8
         assert into.flags.c_contiguous
