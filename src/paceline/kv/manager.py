@@ -90,11 +90,13 @@ class KVManager:
 
     def finish_step(self) -> None:
         """Forgets what the step that has run was to copy and compute. May be called again."""
-        for page in self._copy_sources:
-            self.tree.unlock(page)
-        self._copy_sources.clear()
-        self.page_copies = []
-        self._fresh.clear()
+        if self.page_copies:
+            for page in self._copy_sources:
+                self.tree.unlock(page)
+            self._copy_sources.clear()
+            self.page_copies = []
+        if self._fresh:
+            self._fresh.clear()
 
     def discard_step(self) -> None:
         """Takes back what was published for a step that failed. Its sequences must be closed without publishing."""
