@@ -160,6 +160,7 @@ def test_interrupt_ends_run_with_130_and_no_traceback() -> None:
         ("batch --requests 4 --concurrency 2 --prompt-tokens 8 --new-tokens 8", "output_tokens_per_s"),
         ("prefix --requests 3 --prefix-tokens 64 --tail-tokens 8 --new-tokens 4", "prefix_speedup"),
         ("chat --turns 3 --new-tokens 8", "chat_ttft_share"),
+        ("reload --prompt-tokens 100", "reload_speedup"),
         ("gap --prompt-tokens 300", "gap_p99_ms"),
         ("verify-cost --max-rows 6", "verify_cost_1_row_ms"),
     ],

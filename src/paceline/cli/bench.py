@@ -1,5 +1,5 @@
-"""Measures this machine: decode, prefill, batch, prefix, chat, gap, verify-cost; each figure comes with the machine's
-limit."""
+"""Measures this machine: decode, prefill, batch, prefix, chat, reload, gap, verify-cost; each figure comes with the
+machine's limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.measure.roofline import Traffic
 
 NAME = "bench"
-HELP = "measure decode, prefill, batch, prefix, chat, gap or verify-cost"
+HELP = "measure decode, prefill, batch, prefix, chat, reload, gap or verify-cost"
 
 UNITS = {
     "_tokens_per_s": ("tok/s", 1),
@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chat = _workload(workloads, "chat", "the time to the first token, turn by turn", runs=3)
     _count(chat, "--turns", 10, "turns")
     _count(chat, "--new-tokens", 48, "tokens of each answer")
+    reload = _workload(
+        workloads, "reload", "the time to the first token when the prompt is on disk", runs=3, warm_up=False
+    )
+    _count(reload, "--prompt-tokens", 2048, "tokens in the prompt")
     gap = _workload(workloads, "gap", "how long an answer pauses while a prompt is read", runs=1, warm_up=False)
     _count(gap, "--prompt-tokens", 8000, "tokens in the prompt that is read")
     verify = _workload(workloads, "verify-cost", "the cost of a pass over 1 to 64 tokens, relative to one", runs=15)
@@ -75,6 +79,7 @@ def execute(args: argparse.Namespace) -> int:
         "batch": _batch,
         "prefix": _prefix,
         "chat": _chat,
+        "reload": _reload,
         "gap": _gap,
         "verify-cost": _verify_cost,
     }[args.workload](args)
@@ -103,7 +108,12 @@ def summary(document: Mapping[str, Any]) -> list[str]:
         f"{limit['bytes_per_token'] / 1e6:,.1f} MB a token at {limit['bandwidth_gb_s']:.1f} GB/s, "
         f"int8 peak {limit['int8_gops']:,.0f} GOPS",
     ]
-    explain = {"prefix_speedup": _prefix_lines, "chat_ttft_share": _chat_lines, "gap_p99_ms": _gap_lines}
+    explain = {
+        "prefix_speedup": _prefix_lines,
+        "chat_ttft_share": _chat_lines,
+        "reload_speedup": _reload_lines,
+        "gap_p99_ms": _gap_lines,
+    }
     if document["metric"] in explain:
         lines += explain[document["metric"]](document)
     if relative := document.get("relative"):
@@ -125,6 +135,14 @@ def _chat_lines(document: Mapping[str, Any]) -> list[str]:
     return [
         f"first token     {turns} ms by turn; in a cold cache {1e3 * document['cold_ttft_s']:.0f} ms for the last one",
         f"cached          {cached:,} of the last turn's {tokens:,} tokens",
+    ]
+
+
+def _reload_lines(document: Mapping[str, Any]) -> list[str]:
+    return [
+        f"first token     {1e3 * document['reload_s']:.0f} ms with the pages on disk, "
+        f"{1e3 * document['prefill_s']:.0f} ms without",
+        f"cached          {document['cached_tokens']:,} of {document['prompt_tokens']:,} tokens, same token out",
     ]
 
 
@@ -230,6 +248,27 @@ def _chat(args: argparse.Namespace) -> Measurement:
             _traffic(args.model, llm.config),
             num_turns=args.turns,
             num_new=args.new_tokens,
+            num_runs=args.runs,
+            report=progress.update,
+        )
+
+
+def _reload(args: argparse.Namespace) -> Measurement:
+    from paceline.measure.reload import measure_reload
+
+    if hasattr(args, "kv_dir"):
+        allowed = "each run has a new directory in the temporary one (TMPDIR); leave --kv-dir out"
+        raise ParameterError("kv_dir", args.kv_dir, allowed)
+    config = engine_config(args)
+
+    def open_in(directory: Path) -> LLM:
+        return open_model(args.model, dataclasses.replace(config, kv_dir=str(directory)), verbose=args.verbose)[0]
+
+    with Progress("Before and after a restart", args.runs) as progress:
+        return measure_reload(
+            open_in,
+            _traffic(args.model, config),
+            num_prompt=args.prompt_tokens,
             num_runs=args.runs,
             report=progress.update,
         )
