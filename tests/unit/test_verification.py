@@ -261,6 +261,29 @@ def test_a_page_that_is_not_copied_is_caught() -> None:
         assert found[name].problem is None, "the path was taken"
 
 
+class Forgetful(PathExecutor):
+    """Does not write what is past two pages in small chunks: the pages keep what they held."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The step; then what it should not have written is as before."""
+        if len(plan.tokens) > 16:
+            return super().run(plan)
+        before = self._pages.copy()
+        result = super().run(plan)
+        for sequence, (begin, end) in enumerate(itertools.pairwise(plan.row_starts.tolist())):
+            for position in plan.positions[begin:end].tolist():
+                if position >= 2 * PAGE_TOKENS and end - begin > 1:
+                    at = plan.page_table[sequence, position // PAGE_TOKENS], position % PAGE_TOKENS
+                    self._pages[at] = before[at]
+        return result
+
+
+def test_keys_that_are_not_written_are_caught_though_an_earlier_cell_has_left_them() -> None:
+    difference = failed(prove(Forgetful))["chunk 16 · 2 threads"].difference
+    assert difference is not None
+    assert (difference.request, difference.position) == ("long", EFFORT.num_long + 1)
+
+
 class Uncomputed(KVManager):
     """Under pressure, takes the first page of a request that comes back for the one that it had before."""
 

@@ -21,6 +21,9 @@ from paceline.measure.trace import Trace, TracingExecutor
 
 _WARM_SEEDS = 2**40
 """Added to a question's seed where it only fills the cache."""
+_STALE_BYTE = 0x3C
+"""Fills a cell's pages when it is over: the next cell gets the same ones, where the right keys and values would hide
+that it writes none. A small number in every KV format, for a NaN would do harm even where a window masks it."""
 
 
 class Load(Protocol):
@@ -108,8 +111,11 @@ class Workbench:
     @contextmanager
     def _engine(self, cell: Cell, questions: Sequence[Question]) -> Iterator[tuple[LLM, TracingExecutor]]:
         tracing = TracingExecutor(self._open(cell), num_pages=cell.pool_pages)
-        with LLM.from_parts(tracing, self.tokenizer, config=self._config_of(cell, questions)) as llm:
-            yield llm, tracing
+        try:
+            with LLM.from_parts(tracing, self.tokenizer, config=self._config_of(cell, questions)) as llm:
+                yield llm, tracing
+        finally:
+            tracing.pages[sorted(tracing.written_pages)] = _STALE_BYTE
 
     @contextmanager
     def _engine_over_directory(
