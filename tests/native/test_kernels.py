@@ -141,7 +141,7 @@ def test_a_page_is_as_large_as_the_layout_says(kv_dtype: KVFormat, head_dim: int
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", ["bf16", "f32", "int8"])
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 def test_values_of_any_magnitude_are_stored_as_defined(isa: str, kv_dtype: KVFormat) -> None:
     """To the bit, the smallest and the largest, and what is not finite."""
     executor = load(tiny_checkpoint(tiny_config(num_layers=1)), isa=isa, kv_dtype=kv_dtype)
