@@ -405,7 +405,8 @@ def test_rounding_is_a_tie_and_the_format_is_equal_to_itself() -> None:
     found = formats(prove(Rounded, host=replace(HOST, kv_formats=("int8",))))
     assert {name: result.verdict for name, result in found.items()} == {
         "int8 KV against f16 KV": "TIE",
-        "int8 KV against itself · chunk 16 · batch 2 · 2 threads": "EQUAL",
+        "int8 KV against itself · cache partly hit · chunk 16 · batch 2 · 2 threads": "EQUAL",
+        "int8 KV against itself · prefix shared while it is read · batch 4 · 2 threads": "EQUAL",
     }
     rounding = found["int8 KV against f16 KV"].rounding
     assert rounding is not None
