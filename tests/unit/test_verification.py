@@ -347,6 +347,33 @@ def test_an_engine_that_never_batches_fails_the_batches() -> None:
     assert "batch 2 · 2 threads" not in found
 
 
+class ReadsApart(PathExecutor):
+    """Tells that no sequence was ever spared a read."""
+
+    shared_splits = 0
+
+
+def test_keys_that_are_shared_and_read_apart_are_no_shared_read() -> None:
+    found = failed(prove(ReadsApart))
+    assert {name: result.problem for name, result in found.items()} == {
+        "prefix shared while it is read · batch 4 · 2 threads": "path not taken: each request read the shared keys by "
+        "itself"
+    }
+
+
+class ReadsTogether(PathExecutor):
+    """Tells that it was once spared a read."""
+
+    @property
+    def shared_splits(self) -> int:
+        """One where the steps decode four together."""
+        return int(self.log[-1] == (4, 4, 4))
+
+
+def test_one_step_that_reads_for_all_will_do() -> None:
+    assert failed(prove(ReadsTogether)) == {}
+
+
 class Breaking(PathExecutor):
     """Raises where one instruction set runs."""
 

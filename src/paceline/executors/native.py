@@ -137,6 +137,11 @@ class NativeExecutor:
         """Bytes of buffers and scratch; pages of it that no step reached are not resident."""
         return self.program.workspace_bytes
 
+    @property
+    def shared_splits(self) -> int:
+        """Splits of keys that sequences of the last step did not read since another's rows had them, in each layer."""
+        return self.program.shared_splits
+
     def path(self) -> dict[str, str | int]:
         """The path that really runs."""
         return {

@@ -51,10 +51,12 @@ class Output:
 
 @dataclass(frozen=True)
 class StepShape:
-    """Sequences of a step, and the rows of the one that had most."""
+    """Sequences of a step, the rows of the one that had most, and the splits of keys that attention had read already,
+    for another sequence; None where the executor does not tell."""
 
     num_sequences: int
     max_rows: int
+    shared_splits: int | None = None
 
 
 @dataclass
@@ -98,7 +100,7 @@ class TracingExecutor:
         logits = self.executor.logits()
         rows = np.diff(plan.row_starts)
         self.written_pages.update(_written_pages(plan))
-        self.trace.steps.append(StepShape(len(rows), int(rows.max())))
+        self.trace.steps.append(StepShape(len(rows), int(rows.max()), getattr(self.executor, "shared_splits", None)))
         sequence_of = np.repeat(np.arange(len(rows)), rows)
         keys = zip(plan.samples.rows["seed"].tolist(), plan.samples.rows["position"].tolist(), strict=True)
         for key, row, values in zip(keys, plan.logit_rows.tolist(), logits, strict=True):
