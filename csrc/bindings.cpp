@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -49,11 +50,11 @@ WeightKind weight_kind(const std::string& name) {
   throw std::invalid_argument("unknown packed kind '" + name + "'");
 }
 
+constexpr const char* kKVKindNames[] = {"f16", "bf16", "f32", "int8"};  // in the order of KVKind
+
 KVKind kv_kind_of(const std::string& name) {
-  if (name == "f16") return KVKind::f16;
-  if (name == "bf16") return KVKind::bf16;
-  if (name == "f32") return KVKind::f32;
-  if (name == "int8") return KVKind::int8;
+  for (size_t i = 0; i < std::size(kKVKindNames); ++i)
+    if (name == kKVKindNames[i]) return static_cast<KVKind>(i);
   throw std::invalid_argument("unknown KV format '" + name + "'");
 }
 
@@ -86,23 +87,23 @@ struct BoundProgram {
                 const OutTable<float>& top_logprobs) {
     const auto count = [](size_t n) { return static_cast<int32_t>(n); };
     const size_t outputs = logit_rows.shape(0);
-    step = StepInputs{};
-    step.num_rows = count(tokens.shape(0));
-    step.num_sequences = count(row_starts.shape(0)) - 1;
-    step.num_outputs = count(outputs);
-    step.tokens = tokens.data();
-    step.positions = positions.data();
-    step.row_starts = row_starts.data();
-    step.page_table = page_table.data();
-    step.page_table_stride = count(page_table.shape(1));
-    step.logit_rows = logit_rows.data();
-    step.page_copies = page_copies.data();
-    step.num_page_copies = count(page_copies.shape(0));
-    step.sample_rows = reinterpret_cast<const SampleRow*>(sample_rows.data());
-    step.sample_lists = {count_tokens.data(),         count_values.data(),          bias_tokens.data(),
+    StepInputs next{};
+    next.num_rows = count(tokens.shape(0));
+    next.num_sequences = count(row_starts.shape(0)) - 1;
+    next.num_outputs = count(outputs);
+    next.tokens = tokens.data();
+    next.positions = positions.data();
+    next.row_starts = row_starts.data();
+    next.page_table = page_table.data();
+    next.page_table_stride = count(page_table.shape(1));
+    next.logit_rows = logit_rows.data();
+    next.page_copies = page_copies.data();
+    next.num_page_copies = count(page_copies.shape(0));
+    next.sample_rows = reinterpret_cast<const SampleRow*>(sample_rows.data());
+    next.sample_lists = {count_tokens.data(),         count_values.data(),          bias_tokens.data(),
                          bias_values.data(),          banned_tokens.data(),         count(count_tokens.shape(0)),
                          count(bias_tokens.shape(0)), count(banned_tokens.shape(0))};
-    step.sampled = sampled.data();
+    next.sampled = sampled.data();
     check_length("positions", positions.shape(0), tokens.shape(0));
     check_length("count_values", count_values.shape(0), count_tokens.shape(0));
     check_length("bias_values", bias_values.shape(0), bias_tokens.shape(0));
@@ -113,11 +114,13 @@ struct BoundProgram {
     check_length("top_logprobs columns", top_logprobs.shape(1), top_tokens.shape(1));
     if (row_starts.shape(0) < 2) throw std::invalid_argument("step: row_starts has a length below 2");
     check_length("page_table rows", page_table.shape(0), row_starts.shape(0) - 1);
-    check_ids();
+    check_ids(next);
     const size_t k = top_tokens.shape(1);
-    for (size_t i = 0; i < outputs; ++i) {
-      if (step.sample_rows[i].num_logprobs > static_cast<int32_t>(k))
+    for (size_t i = 0; i < outputs; ++i)
+      if (next.sample_rows[i].num_logprobs > static_cast<int32_t>(k))
         throw std::invalid_argument("no room for the logprobs asked for");
+    step = next;  // nothing is refused any more: until here the step before stays as it was
+    for (size_t i = 0; i < outputs; ++i) {
       sampled[i].top_tokens = k > 0 ? top_tokens.data() + i * k : nullptr;
       sampled[i].top_logprobs = k > 0 ? top_logprobs.data() + i * k : nullptr;
     }
@@ -130,36 +133,38 @@ struct BoundProgram {
   }
 
   // Ids that would make a kernel read or write outside its memory; everything else is only a wrong answer.
-  void check_ids() const {
+  void check_ids(const StepInputs& next) const {
     const ProgramShape& shape = program.shape();
     const auto fail = [](const char* what) { throw std::invalid_argument(std::string("step: ") + what); };
-    if (step.num_rows < 1 || step.num_rows > shape.max_rows) fail("number of rows");
-    if (step.num_outputs > shape.max_outputs) fail("number of outputs");
-    if (step.row_starts[0] != 0 || step.row_starts[step.num_sequences] != step.num_rows) fail("rows of the sequences");
-    for (int s = 0; s < step.num_sequences; ++s)
-      if (step.row_starts[s] > step.row_starts[s + 1] || step.row_starts[s + 1] > step.num_rows)
+    if (next.num_rows < 1 || next.num_rows > shape.max_rows) fail("number of rows");
+    if (next.num_outputs > shape.max_outputs) fail("number of outputs");
+    if (next.row_starts[0] != 0 || next.row_starts[next.num_sequences] != next.num_rows) fail("rows of the sequences");
+    for (int s = 0; s < next.num_sequences; ++s)
+      if (next.row_starts[s] > next.row_starts[s + 1] || next.row_starts[s + 1] > next.num_rows)
         fail("rows of a sequence");
-    for (int s = 0; s < step.num_sequences; ++s) {
-      const int begin = step.row_starts[s], end = step.row_starts[s + 1];
+    for (int s = 0; s < next.num_sequences; ++s) {
+      const int begin = next.row_starts[s], end = next.row_starts[s + 1];
       for (int row = begin; row < end; ++row) {
-        if (step.tokens[row] < 0 || step.tokens[row] >= shape.vocab_size) fail("token outside the vocabulary");
-        if (step.positions[row] < 0 || step.positions[row] >= shape.context_length)
+        if (next.tokens[row] < 0 || next.tokens[row] >= shape.vocab_size) fail("token outside the vocabulary");
+        if (next.positions[row] < 0 || next.positions[row] >= shape.context_length)
           fail("position outside the context");
-        if (row > begin && step.positions[row] != step.positions[row - 1] + 1)
+        if (row > begin && next.positions[row] != next.positions[row - 1] + 1)
           fail("positions of a sequence are consecutive");
       }
       if (begin == end) continue;
-      const int pages = step.positions[end - 1] / kPageTokens + 1;
-      if (pages > step.page_table_stride) fail("page table too short");
+      const int pages = next.positions[end - 1] / kPageTokens + 1;
+      if (pages > next.page_table_stride) fail("page table too short");
       for (int j = 0; j < pages; ++j) {
-        const int32_t page = step.page_table[s * step.page_table_stride + j];
+        const int32_t page = next.page_table[s * next.page_table_stride + j];
         if (page < 0 || page >= shape.num_pages) fail("page outside the pool");
       }
     }
-    for (int i = 0; i < step.num_outputs; ++i)
-      if (step.logit_rows[i] < 0 || step.logit_rows[i] >= step.num_rows) fail("logit row outside the step");
-    for (int i = 0; i < 2 * step.num_page_copies; ++i)
-      if (step.page_copies[i] < 0 || step.page_copies[i] >= shape.num_pages) fail("page copy outside the pool");
+    for (int i = 0; i < next.num_outputs; ++i)
+      if (next.logit_rows[i] < 0 || next.logit_rows[i] >= next.num_rows) fail("logit row outside the step");
+    for (int i = 0; i < 2 * next.num_page_copies; ++i)
+      if (next.page_copies[i] < 0 || next.page_copies[i] >= shape.num_pages) fail("page copy outside the pool");
+    for (int i = 0; i < next.num_page_copies; ++i)
+      if (next.page_copies[2 * i] == next.page_copies[2 * i + 1]) fail("page copy onto itself");
   }
 
   void results(const OutArray<int32_t>& tokens, const OutArray<uint32_t>& status,
@@ -327,6 +332,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("max_rows", [](const BoundProgram& self) { return self.program.shape().max_rows; })
       .def_prop_ro("max_outputs", [](const BoundProgram& self) { return self.program.shape().max_outputs; })
       .def_prop_ro("isa", [](const BoundProgram& self) { return std::string(self.program.kernels().isa); })
+      .def_prop_ro("kv_kind",
+                   [](const BoundProgram& self) {
+                     return std::string(kKVKindNames[static_cast<size_t>(self.program.shape().attention.kind)]);
+                   })
       .def_prop_ro("num_threads", [](const BoundProgram& self) { return self.program.num_threads(); });
 }
 

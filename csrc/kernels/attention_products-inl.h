@@ -111,7 +111,7 @@ class FloatPages {
   using Element = typename Terms::Element;
 
  public:
-  // q [num_rows][head_dim]; scratch: page_scratch_floats.
+  // q [num_rows][head_dim]; scratch: of attention_scratch_floats.
   FloatPages(int num_rows, int head_dim, const float* q, float* scratch)
       : num_rows_(num_rows), head_dim_(head_dim), q_(q), page_f32_(scratch) {}
 

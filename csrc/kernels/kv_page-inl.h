@@ -23,11 +23,12 @@ inline const int8_t* int8_codes(const uint8_t* page) {
   return reinterpret_cast<const int8_t*>(page + 2 * kPageTokens * sizeof(uint16_t));
 }
 
-// The largest finite f16: a key or value beyond it is stored as this, so that f16 pages never hold an infinity.
+// The largest finite f16: a key or value beyond it is stored as this, so that f16 pages never hold an infinity. A NaN stays one: min and
+// max give their second operand where either is NaN.
 constexpr float kLargestF16 = 65504.0f;
 
 inline void store_clamped_f16(uint16_t* to, F32x16 x) {
-  store_f16(to, max(min(x, set1(kLargestF16)), set1(-kLargestF16)));
+  store_f16(to, max(set1(-kLargestF16), min(set1(kLargestF16), x)));
 }
 
 // Writes one token's key and value, 16 values at a time by `round`.

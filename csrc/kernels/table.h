@@ -75,7 +75,7 @@ struct AttentionShape {
 enum class UnitResult : uint8_t { rows, folded, splits };
 
 // One piece of attention: rows unit_rows[row_begin, row_end), one KV head, splits [split_begin, split_end), whose pages are those of the
-// sequence. Rows of other sequences name the same pages there and see all of these keys.
+// sequence. Rows of other sequences name the same pages there and are past the last of these keys; a window may hide the first.
 struct AttentionUnit {
   int32_t sequence, row_begin, row_end, kv_head, split_begin, split_end;
   UnitResult result;

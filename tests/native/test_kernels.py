@@ -13,7 +13,7 @@ from tiny_models import MemoryCheckpoint, as_f32, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, run_chunks, run_step, step_plan
 
 from paceline import _native
-from paceline.config import KV_FORMATS, KVFormat, RopeConfig
+from paceline.config import KV_FORMATS, EngineConfig, KVFormat, RopeConfig
 from paceline.errors import ParameterError
 from paceline.executors.base import StepPlan
 from paceline.executors.compare import compare_step, pages_of
@@ -141,7 +141,7 @@ def test_a_page_is_as_large_as_the_layout_says(kv_dtype: KVFormat, head_dim: int
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_dtype", ["bf16", "f32", "int8"])
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 def test_values_of_any_magnitude_are_stored_as_defined(isa: str, kv_dtype: KVFormat) -> None:
     """To the bit, the smallest and the largest, and what is not finite."""
     executor = load(tiny_checkpoint(tiny_config(num_layers=1)), isa=isa, kv_dtype=kv_dtype)
@@ -198,6 +198,7 @@ def refusals(plan: StepPlan) -> dict[str, StepPlan]:
         "logit row outside the step (5)": replace(plan, logit_rows=ids([0, 1, 2, 3, 5])),
         "sample_rows bytes has length": replace(plan, logit_rows=ids([0])),
         "page copy outside the pool (-1)": replace(plan, page_copies=ids([0, -1]).reshape(1, 2)),
+        "page copy onto itself": replace(plan, page_copies=ids([0, 1, 3, 3]).reshape(2, 2)),
         "page copy outside the pool (4)": replace(plan, page_copies=ids([4, 0]).reshape(1, 2)),
     }
 
@@ -212,11 +213,15 @@ def test_a_step_outside_its_memory_is_refused_by_name(problem: str) -> None:
     """And the executor goes on as if it had not been asked."""
     checkpoint = tiny_checkpoint(tiny_config(context_length=64))
     executor = load(checkpoint)
-    executor.run(two_sequences())
+    before = two_sequences()  # holds the step's arrays, which the program goes on naming
+    executor.run(before)
     expected, pages = executor.logits().copy(), executor.program.kv().copy()
     with pytest.raises(ValueError, match=problem.split(" (")[0]):
         executor.run(refusals(two_sequences())[problem])
     assert np.array_equal(executor.program.kv(), pages)
+    executor.logits()[:] = 0
+    executor.program.run()  # the step that it was given last
+    assert np.array_equal(executor.logits(), expected)
     executor.run(two_sequences())
     assert np.array_equal(executor.logits(), expected)
 
@@ -246,6 +251,13 @@ def test_an_instruction_set_that_is_not_there_is_refused() -> None:
 def test_the_instruction_set_asked_for_is_the_one_that_runs(isa: str) -> None:
     path = load(tiny_checkpoint(tiny_config()), isa=isa, num_threads=3).path()
     assert (path["isa"], path["threads"]) == (isa, 3)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_the_kv_format_named_is_the_one_that_runs(kv_dtype: KVFormat) -> None:
+    executor = load(tiny_checkpoint(tiny_config()), kv_dtype=kv_dtype)
+    executor._config = EngineConfig()  # what was asked for is not what is told
+    assert executor.path()["kv_dtype"] == kv_dtype
 
 
 @pytest.mark.parametrize("field", ["positions", "page_copies", "count_values", "bias_values"])

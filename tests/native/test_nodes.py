@@ -13,10 +13,13 @@ from token_sequences import engine_config, random_sequences, step_plan
 from paceline import _native
 from paceline.config import KV_FORMATS, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError
+from paceline.executors import compare
 from paceline.executors.base import StepPlan
 from paceline.executors.compare import Difference, compare_step
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
+from paceline.ops.graph import Value
+from paceline.ops.reference import Table
 from paceline.sampling.rows import NOT_FINITE
 from paceline.weights.raw import BLOCK_KINDS
 
@@ -195,6 +198,23 @@ def test_one_wrong_byte_is_reported_at_its_node(kind: str, tensor: str) -> None:
     plan, _ = steps(config)[0]
     plan.tokens[5] = 3
     assert wrong_values(native, reference, [plan]) == {WHERE[tensor]}
+
+
+@pytest.mark.parametrize("broken", ["x", "blk.0.attn_v.weight", "blk.0.attention", "blk.1.ffn_down.weight.residual"])
+def test_what_is_not_a_number_is_reported_at_its_node(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tiny_checkpoint(tiny_config(), "F32")
+    native, reference = executors(checkpoint, checkpoint)
+    read = compare._native_value
+
+    def with_nan(native: NativeExecutor, value: Value, expected: Table) -> tuple[Table, Table | float]:
+        found, rounding = read(native, value, expected)
+        if value.name == broken:
+            found[1, 2] = np.nan
+        return found, rounding
+
+    monkeypatch.setattr(compare, "_native_value", with_nan)
+    differences = compare_step(native, reference, steps(checkpoint.config)[0][0])
+    assert next(one.value for one in differences if not one.bound_ratio <= 1) == broken
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_1"])

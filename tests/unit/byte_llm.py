@@ -25,7 +25,7 @@ class PlainTemplate:
 
 
 class RecitingExecutor(FakeExecutor):
-    """Answers a chat with ``text``, over and over; a NUL in it is the end of text."""
+    """Answers a chat with ``text``, over and over; a NUL in it is the end of text, a blank where that is banned."""
 
     def __init__(self, text: str, *, context_length: int) -> None:
         super().__init__(model=tiny_model(VOCAB, context_length), num_pages=256)
@@ -42,7 +42,10 @@ class RecitingExecutor(FakeExecutor):
             context = bytes(min(token, 255) for token in self._pages[pages].reshape(-1)[:length].tolist())
             said = context.rpartition(b"assistant: ")[2]
             if plan.samples.rows["forced"][output] < 0:
-                tokens[output] = self._text[len(said) % len(self._text)]
+                token = self._text[len(said) % len(self._text)]
+                first = plan.samples.rows["banned_start"][output]
+                banned = plan.samples.banned_tokens[first : first + plan.samples.rows["banned_len"][output]]
+                tokens[output] = ord(" ") if token in banned else token
         return replace(result, sampled=replace(result.sampled, tokens=tokens))
 
 

@@ -11,7 +11,7 @@ from byte_llm import VOCAB
 from fake_executor import FakeTokenizer
 
 from paceline import _native
-from paceline.config import KV_FORMATS, PAGE_TOKENS, EngineConfig
+from paceline.config import KV_FORMATS, PAGE_TOKENS, SPLIT_TOKENS, EngineConfig
 from paceline.measure import cells as matrix
 from paceline.measure.cells import (
     NUM_DISTINCT,
@@ -28,6 +28,7 @@ from paceline.measure.cells import (
     sampling_base,
     sampling_questions,
 )
+from paceline.measure.verification import QUICK
 from paceline.params import SamplingParams
 
 HOST = Host(num_threads=4, isas=("scalar", "avx2"), kv_formats=("bf16", "f32", "int8"))
@@ -58,6 +59,21 @@ def test_full_has_every_combination() -> None:
         (1, 2, 7, 32), (None, 16, 128), ("cold", "hit", "partial"), (1, 4)
     ):
         assert Cell(batch=batch, chunk=chunk, cache=cache, num_threads=threads) in found
+
+
+def test_each_instruction_set_takes_a_request_over_more_than_a_split() -> None:
+    """Scalar code only in full, since it is slow."""
+    questions = plain_questions(TOKENIZER, num_long=QUICK.num_long, num_new=QUICK.num_new)
+    for full, isas in ((False, {"avx2"}), (True, {"avx2", "scalar"})):
+        found = [cell for _, cell in cells(HOST, full=full) if cell.isa is not None]
+        longest = {cell: max(len(questions[index].prompt) for index in cell.request_indexes) for cell in found}
+        assert {cell.isa for cell in found} == {"avx2", "scalar"}
+        assert {cell.isa for cell in found if longest[cell] > SPLIT_TOKENS} == isas
+
+
+def test_other_formats_meet_the_cache_and_int8_shares_a_prefix() -> None:
+    found = {(cell.kv_dtype, cell.cache) for _, cell in cells(HOST, full=False) if cell.kv_dtype is not None}
+    assert found == {("bf16", "partial"), ("f32", "partial"), ("int8", "partial"), ("int8", "shared")}
 
 
 def test_what_loads_alike_stands_together() -> None:

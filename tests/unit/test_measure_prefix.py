@@ -99,6 +99,12 @@ def test_chat_computes_only_what_is_new() -> None:
     assert measurement.achieved_tokens_per_s == pytest.approx(num_new / details["ttft_s"][-1])
 
 
+def test_chat_asks_the_cold_cache_for_the_same_when_the_model_would_rather_end() -> None:
+    with byte_llm(text="\0Yes.", config=CONFIG) as llm:
+        assert llm.generate("assistant: ").finish_reason == "stop"
+        assert measure_chat(llm, TRAFFIC, num_turns=2, num_new=5, num_runs=1, probe=probe).runs
+
+
 def test_chat_without_a_template_and_impossible_turns(llm: LLM) -> None:
     with byte_llm(chat=False, text="Yes, it is so. ", config=CONFIG) as plain:
         details = measure_chat(plain, TRAFFIC, num_turns=2, num_new=12, num_runs=1, probe=probe).details

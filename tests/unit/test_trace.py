@@ -77,3 +77,15 @@ def test_top_two() -> None:
     assert negative == TopTwo((1, 2), (-1.0, -2.0))
     assert np.isnan(TopTwo.of(np.array([1.0, np.nan, 2.0], np.float32)).logits[0])
     assert tiny_model().vocab_size == 97
+
+
+def test_pages_that_were_written_are_known() -> None:
+    """Those that hold anything: in the fake, which starts with -1 everywhere."""
+    executor = FakeExecutor()
+    tracing = TracingExecutor(executor)
+    ask(tracing, max_batch=2, token_budget=16)
+    ask(tracing)
+    tracing.watch()
+    held = np.flatnonzero((executor.pages.view(np.int64) != -1).any(axis=1))
+    assert tracing.written_pages == set(held.tolist())
+    assert len(held) > 1

@@ -261,6 +261,29 @@ def test_a_page_that_is_not_copied_is_caught() -> None:
         assert found[name].problem is None, "the path was taken"
 
 
+class Forgetful(PathExecutor):
+    """Does not write what is past two pages in small chunks: the pages keep what they held."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The step; then what it should not have written is as before."""
+        if len(plan.tokens) > 16:
+            return super().run(plan)
+        before = self._pages.copy()
+        result = super().run(plan)
+        for sequence, (begin, end) in enumerate(itertools.pairwise(plan.row_starts.tolist())):
+            for position in plan.positions[begin:end].tolist():
+                if position >= 2 * PAGE_TOKENS and end - begin > 1:
+                    at = plan.page_table[sequence, position // PAGE_TOKENS], position % PAGE_TOKENS
+                    self._pages[at] = before[at]
+        return result
+
+
+def test_keys_that_are_not_written_are_caught_though_an_earlier_cell_has_left_them() -> None:
+    difference = failed(prove(Forgetful))["chunk 16 · 2 threads"].difference
+    assert difference is not None
+    assert (difference.request, difference.position) == ("long", EFFORT.num_long + 1)
+
+
 class Uncomputed(KVManager):
     """Under pressure, takes the first page of a request that comes back for the one that it had before."""
 
@@ -324,6 +347,33 @@ def test_an_engine_that_never_batches_fails_the_batches() -> None:
     assert "batch 2 · 2 threads" not in found
 
 
+class ReadsApart(PathExecutor):
+    """Tells that no sequence was ever spared a read."""
+
+    shared_splits = 0
+
+
+def test_keys_that_are_shared_and_read_apart_are_no_shared_read() -> None:
+    found = failed(prove(ReadsApart))
+    assert {name: result.problem for name, result in found.items()} == {
+        "prefix shared while it is read · batch 4 · 2 threads": "path not taken: each request read the shared keys by "
+        "itself"
+    }
+
+
+class ReadsTogether(PathExecutor):
+    """Tells that it was once spared a read."""
+
+    @property
+    def shared_splits(self) -> int:
+        """One where the steps decode four together."""
+        return int(self.log[-1] == (4, 4, 4))
+
+
+def test_one_step_that_reads_for_all_will_do() -> None:
+    assert failed(prove(ReadsTogether)) == {}
+
+
 class Breaking(PathExecutor):
     """Raises where one instruction set runs."""
 
@@ -382,7 +432,8 @@ def test_rounding_is_a_tie_and_the_format_is_equal_to_itself() -> None:
     found = formats(prove(Rounded, host=replace(HOST, kv_formats=("int8",))))
     assert {name: result.verdict for name, result in found.items()} == {
         "int8 KV against f16 KV": "TIE",
-        "int8 KV against itself · chunk 16 · batch 2 · 2 threads": "EQUAL",
+        "int8 KV against itself · cache partly hit · chunk 16 · batch 2 · 2 threads": "EQUAL",
+        "int8 KV against itself · prefix shared while it is read · batch 4 · 2 threads": "EQUAL",
     }
     rounding = found["int8 KV against f16 KV"].rounding
     assert rounding is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import PAGE_TOKENS
+from paceline.config import PAGE_TOKENS, SPLIT_TOKENS
 from paceline.executors.base import StepPlan
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
@@ -22,15 +22,12 @@ from paceline.ops.reference import Step, Table, dequantise_activations, quantise
 EPSILON = float(np.finfo(np.float32).eps)
 ROUNDING = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": EPSILON}
 """Step of a floating-point KV format, relative to a value."""
-SPLIT_TOKENS = 128
-"""Keys whose numerators share a scale over int8 pages: ``kSplitTokens`` of the native module."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one value is from the reference: the largest error, and that error in units of its bound (over 1 is a
-    defect).
-    """
+    """How far one value is from the reference: the largest error, and that error in units of its bound (a defect
+    unless it is at most 1; it may be NaN)."""
 
     value: str
     op: str
@@ -65,8 +62,9 @@ def compare_step(native: NativeExecutor, reference: ReferenceExecutor, plan: Ste
             done = max(done, end)
             found, rounding = _native_value(native, value, values[value.name])
             error = np.abs(found - values[value.name])
+            wrong = ~(error <= 0)  # so is what is not a number; its ratio is none, and no ratio that is at most 1
             with np.errstate(divide="ignore"):
-                ratio = np.divide(error, bounds[value.name] + rounding, out=np.zeros_like(error), where=error > 0)
+                ratio = np.divide(error, bounds[value.name] + rounding, out=np.zeros_like(error), where=wrong)
             differences.append(
                 Difference(value.name, node.op, float(error.max(initial=0.0)), float(ratio.max(initial=0.0)))
             )

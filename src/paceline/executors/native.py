@@ -109,12 +109,12 @@ class NativeExecutor:
     def set_step(self, plan: StepPlan, top_tokens: NDArray[np.int32], top_logprobs: NDArray[np.float32]) -> None:
         """Hands the step's arrays to the program, which keeps references until it has run."""
         samples = plan.samples
-        self._page_table = np.ascontiguousarray(plan.page_table)
+        page_table = np.ascontiguousarray(plan.page_table)
         self.program.set_step(
             plan.tokens,
             plan.positions,
             plan.row_starts,
-            self._page_table,
+            page_table,
             plan.logit_rows,
             plan.page_copies,
             samples.rows.view(np.uint8),
@@ -126,6 +126,7 @@ class NativeExecutor:
             top_tokens,
             top_logprobs,
         )
+        self._page_table = page_table  # only now: a refused step leaves the one before as it was
 
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step, valid until the next."""
@@ -136,13 +137,18 @@ class NativeExecutor:
         """Bytes of buffers and scratch; pages of it that no step reached are not resident."""
         return self.program.workspace_bytes
 
+    @property
+    def shared_splits(self) -> int:
+        """Splits of keys that sequences of the last step did not read since another's rows had them, in each layer."""
+        return self.program.shared_splits
+
     def path(self) -> dict[str, str | int]:
         """The path that really runs."""
         return {
             "isa": self.program.isa,
             "threads": self.program.num_threads,
             "weights": self._config.weights,
-            "kv_dtype": self._config.kv_dtype,
+            "kv_dtype": self.program.kv_kind,
             "speculation": "off",
         }
 

@@ -108,27 +108,32 @@ def dimensions(host: Host) -> dict[str, list[dict[str, Any]]]:
     """Dimension -> the fields that each of its values gives a ``Cell``."""
     few, growing = (1, 7), tuple(range(1, 7))
     sharing = tuple(range(NUM_DISTINCT, NUM_DISTINCT + NUM_SHARING))
+    shared = {"cache": "shared", "batch": NUM_SHARING, "picks": sharing}
     return {
         "threads": [{"num_threads": 1}, {"num_threads": host.num_threads}],
         "batch": [{"batch": batch} for batch in (1, 2, 7, 32)],
         "chunk": [{"chunk": chunk} for chunk in (None, 16, 128)],
         "cache": [
             *({"cache": cache} for cache in ("off", "cold", "hit", "partial")),
-            {"cache": "shared", "batch": NUM_SHARING, "picks": sharing},
+            shared,
             {"cache": "disk"},
         ],
         "memory": [{"batch": 6, "pool_pages": 5, "cache": cache, "picks": growing} for cache in ("off", "cold")],
-        # Scalar code is fifty times slower, so these two get short requests.
-        "isa": [{"isa": isa, "batch": len(few), "picks": few} for isa in host.isas],
-        "kv": [{"kv_dtype": kv_dtype, "batch": 2, "chunk": 16} for kv_dtype in host.kv_formats],
+        # One of the first two is longer than a split of attention. Scalar code is fifty times slower: short ones there.
+        "isa": [{"isa": isa, "batch": 2, "picks": few if isa == "scalar" else None} for isa in host.isas],
+        "kv": [
+            *({"kv_dtype": other, "batch": 2, "chunk": 16, "cache": "partial"} for other in host.kv_formats),
+            # The others do the arithmetic of f16.
+            *({"kv_dtype": "int8", **shared} for other in host.kv_formats if other == "int8"),
+        ],
     }
 
 
 def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
     """(dimension, cell) of all that is compared bit by bit, none twice; those that share a load follow each other.
 
-    Quick takes each value of a dimension alone, on all threads. Full adds every combination of the ``CROSSED`` ones
-    with the cache on, in memory.
+    Quick takes each value of a dimension alone, on all threads. Full adds the long request in scalar code, and every
+    combination of the ``CROSSED`` ones with the cache on, in memory.
     """
     table = dimensions(host)
     busy = Cell(num_threads=host.num_threads)
@@ -137,13 +142,14 @@ def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
         for value in values:
             found.setdefault(replace(busy, **value), name)
     if full:
+        found.update({replace(busy, isa=isa, picks=(0,)): "isa" for isa in host.isas if isa == "scalar"})
         for combination in itertools.product(*(table[name] for name in CROSSED)):
             cell = Cell(**{field: value for part in combination for field, value in part.items()})
             if cell.cache not in ("off", "disk"):
                 found.setdefault(cell, "crossed")
 
-    def load_order(cell: Cell) -> tuple[bool, bool]:
-        return cell.is_loaded_apart, cell.num_threads > 1  # the plain path's engine is open already
+    def load_order(cell: Cell) -> tuple[bool, bool, str]:
+        return cell.is_loaded_apart, cell.num_threads > 1, cell.isa or ""  # the plain path's engine is open already
 
     return [(found[cell], cell) for cell in sorted(found, key=load_order)]
 

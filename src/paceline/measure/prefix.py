@@ -103,7 +103,7 @@ def measure_chat(
 
     def one() -> tuple[list[Completion], Completion]:
         turns, prompt = _converse(llm, num_turns, num_new)
-        cold = checked(llm.generate(prompt, exactly(1), cache_domain=cold_domain()), 1)
+        cold = checked(llm.generate(prompt, _without_end(1), cache_domain=cold_domain()), 1)
         assert cold.num_cached_tokens == 0
         assert cold.token_ids == turns[-1].token_ids[:1], "the prefix cache has changed an answer"
         return turns, cold
@@ -174,11 +174,15 @@ def _answer(llm: LLM, prompts: Sequence[list[int]], domains: Sequence[str], num_
     )
 
 
+def _without_end(num_new: int) -> SamplingParams:
+    """So many tokens, none of them an end: its own would not be part of the text that the next turn sends."""
+    return SamplingParams(min_tokens=num_new, max_tokens=num_new)
+
+
 def _converse(llm: LLM, num_turns: int, num_new: int) -> tuple[list[Completion], list[int]]:
     """The answers of a chat that starts with a cold cache, and the prompt of its last turn."""
     domain = cold_domain()
-    # No end before the last token: the end's own token would not be part of the text that the next turn sends.
-    params = SamplingParams(min_tokens=num_new, max_tokens=num_new)
+    params = _without_end(num_new)
     messages: list[dict[str, str]] = []
     turns: list[Completion] = []
     prompt: list[int] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import ModelConfig
+from paceline.config import PAGE_TOKENS, ModelConfig
 from paceline.executors.base import Executor, StepPlan, StepResult
 
 
@@ -51,10 +51,12 @@ class Output:
 
 @dataclass(frozen=True)
 class StepShape:
-    """Sequences of a step, and the rows of the one that had most."""
+    """Sequences of a step, the rows of the one that had most, and the splits of keys that attention had read already,
+    for another sequence; None where the executor does not tell."""
 
     num_sequences: int
     max_rows: int
+    shared_splits: int | None = None
 
 
 @dataclass
@@ -70,7 +72,10 @@ class Trace:
 
 class TracingExecutor:
     """An ``Executor`` over another that adds to ``trace`` what each step computes. ``num_pages`` may present a smaller
-    pool than there is. Between runs of an engine, ``watch`` starts a new trace."""
+    pool than there is. Between runs of an engine, ``watch`` starts a new trace.
+
+    written_pages  all that steps have ever written or copied to
+    """
 
     def __init__(self, executor: Executor, *, num_pages: int | None = None) -> None:
         assert num_pages is None or num_pages <= executor.num_pages
@@ -80,6 +85,7 @@ class TracingExecutor:
         self.max_rows = executor.max_rows
         self.max_outputs = executor.max_outputs
         self.pages = executor.pages[: self.num_pages]
+        self.written_pages: set[int] = set()
         self.watch()
 
     def watch(self, *, keep_logits: bool = False) -> Trace:
@@ -93,7 +99,8 @@ class TracingExecutor:
         result = self.executor.run(plan)
         logits = self.executor.logits()
         rows = np.diff(plan.row_starts)
-        self.trace.steps.append(StepShape(len(rows), int(rows.max())))
+        self.written_pages.update(_written_pages(plan))
+        self.trace.steps.append(StepShape(len(rows), int(rows.max()), getattr(self.executor, "shared_splits", None)))
         sequence_of = np.repeat(np.arange(len(rows)), rows)
         keys = zip(plan.samples.rows["seed"].tolist(), plan.samples.rows["position"].tolist(), strict=True)
         for key, row, values in zip(keys, plan.logit_rows.tolist(), logits, strict=True):
@@ -113,3 +120,12 @@ class TracingExecutor:
     def path(self) -> dict[str, str | int]:
         """That of the executor below."""
         return self.executor.path()
+
+
+def _written_pages(plan: StepPlan) -> set[int]:
+    first = plan.positions[plan.row_starts[:-1]] // PAGE_TOKENS
+    last = plan.positions[plan.row_starts[1:] - 1] // PAGE_TOKENS
+    pages = set(plan.page_copies[:, 1].tolist())
+    for table, begin, end in zip(plan.page_table, first, last + 1, strict=True):
+        pages.update(table[begin:end].tolist())
+    return pages

@@ -151,10 +151,11 @@ class _Matrix:
         questions = [self._questions[index] for index in cell.request_indexes]
         started_s = time.perf_counter()
         attempt = self._attempt(cell, questions)
-        if attempt.run is not None and cell.kv_dtype not in self._plain:
+        expected = self._plain.setdefault(cell.kv_dtype, {})
+        unknown = [question for question in questions if (question.name, 0) not in expected]
+        if attempt.run is not None and unknown:
             alone = Cell(num_threads=cell.num_threads, kv_dtype=cell.kv_dtype)
-            self._plain[cell.kv_dtype] = self.bench.run(alone, questions).answers
-        expected = self._plain.get(cell.kv_dtype, {})
+            expected.update(self.bench.run(alone, unknown).answers)
         return [_judged(dimension, cell.varied(), [attempt], questions, expected, time.perf_counter() - started_s)]
 
     def sampling(self) -> list[Result]:

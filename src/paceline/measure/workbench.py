@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.config import PAGE_TOKENS, EngineConfig, ModelConfig
+from paceline.config import PAGE_TOKENS, SPLIT_TOKENS, EngineConfig, ModelConfig
 from paceline.engine.outputs import Completion, TokenLogprob
 from paceline.executors.base import Executor
 from paceline.llm import LLM, PromptTokenizer
@@ -21,6 +21,11 @@ from paceline.measure.trace import Trace, TracingExecutor
 
 _WARM_SEEDS = 2**40
 """Added to a question's seed where it only fills the cache."""
+_UNIT_ROWS = 32
+"""Pairs of a token and a head that attention gives one unit of work: ``kQueryRows`` of the native module."""
+_STALE_BYTE = 0x3C
+"""Fills a cell's pages when it is over: the next cell gets the same ones, where the right keys and values would hide
+that it writes none. A small number in every KV format, for a NaN would do harm even where a window masks it."""
 
 
 class Load(Protocol):
@@ -108,8 +113,11 @@ class Workbench:
     @contextmanager
     def _engine(self, cell: Cell, questions: Sequence[Question]) -> Iterator[tuple[LLM, TracingExecutor]]:
         tracing = TracingExecutor(self._open(cell), num_pages=cell.pool_pages)
-        with LLM.from_parts(tracing, self.tokenizer, config=self._config_of(cell, questions)) as llm:
-            yield llm, tracing
+        try:
+            with LLM.from_parts(tracing, self.tokenizer, config=self._config_of(cell, questions)) as llm:
+                yield llm, tracing
+        finally:
+            tracing.pages[sorted(tracing.written_pages)] = _STALE_BYTE
 
     @contextmanager
     def _engine_over_directory(
@@ -195,7 +203,11 @@ def _cache_problem(cell: Cell, run: Run, questions: Sequence[Question]) -> str |
         # The first reads the beginning; all others find at least its whole pages.
         _, *others = sorted(run.completions[question.name].num_cached_tokens for question in questions)
         wanted = SHARED_TOKENS // PAGE_TOKENS * PAGE_TOKENS
-        return None if min(others) >= wanted else f"a request shared {min(others)} tokens, not {wanted}"
+        if min(others) < wanted:
+            return f"a request shared {min(others)} tokens, not {wanted}"
+        splits = [step.shared_splits for step in run.trace.steps if step.shared_splits is not None]
+        read_apart = _shares_what_it_reads(run.model) and splits and not any(splits)
+        return "each request read the shared keys by itself" if read_apart else None
     for question in questions:
         cached = run.completions[question.name].num_cached_tokens
         low, high = _cached_range(cell, question, questions)
@@ -206,6 +218,13 @@ def _cache_problem(cell: Cell, run: Run, questions: Sequence[Question]) -> str |
         if whole and first.first_position != cached:
             return f"{question.name!r} found {cached} tokens in the cache and computed from {first.first_position} on"
     return None
+
+
+def _shares_what_it_reads(model: ModelConfig) -> bool:
+    """Whether attention is to read the shared split once: not where one row's heads fill most of a unit by themselves,
+    nor where a window hides a part of the split."""
+    few_heads = 2 * model.num_heads <= _UNIT_ROWS * model.num_kv_heads
+    return few_heads and (model.sliding_window or 2 * SPLIT_TOKENS) >= 2 * SPLIT_TOKENS
 
 
 def _cached_range(cell: Cell, question: Question, questions: Sequence[Question]) -> tuple[int, int]:
