@@ -19,6 +19,7 @@ from tiny_models import tiny_checkpoint, tiny_config
 
 from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.engine import engine
+from paceline.errors import ParameterError
 from paceline.executors.base import Executor, StepPlan, StepResult
 from paceline.executors.reference import ReferenceExecutor
 from paceline.kv.manager import KVManager, Opened
@@ -372,6 +373,13 @@ class ReadsTogether(PathExecutor):
 
 def test_one_step_that_reads_for_all_will_do() -> None:
     assert failed(prove(ReadsTogether)) == {}
+
+
+def test_a_context_too_small_for_the_requests_is_refused_by_name() -> None:
+    longest = SHARED_TOKENS + PAGE_TOKENS + 2 * EFFORT.num_new
+    verify(loading(PathExecutor), EngineConfig(context_length=longest), HOST, full=False, effort=EFFORT)
+    with pytest.raises(ParameterError, match=f"context_length={longest - 1}.*at least {longest}"):
+        verify(loading(PathExecutor), EngineConfig(context_length=longest - 1), HOST, full=False, effort=EFFORT)
 
 
 class Breaking(PathExecutor):

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from paceline.config import PAGE_TOKENS, EngineConfig, KVFormat
+from paceline.errors import ParameterError
 from paceline.measure.cells import (
     NUM_DISTINCT,
     SHARED_TOKENS,
@@ -95,8 +96,9 @@ class Proof:
 def verify(
     load: Load, config: EngineConfig, host: Host, *, full: bool, effort: Effort | None = None, report: Report = quiet
 ) -> Proof:
-    """Runs the matrix; ``report`` hears of each stage. Raises what the plain path raises: without it there is nothing
-    to compare. What any other path raises is a FAIL of its cell."""
+    """Runs the matrix; ``report`` hears of each stage. Raises what the plain path raises, and ``ParameterError`` where
+    the context is too small for the requests: there is nothing to compare. What any other path raises is a FAIL of its
+    cell."""
     started_s = time.perf_counter()
     matrix = _Matrix(load, config, host, effort or (FULL if full else QUICK))
     stages = _stages(matrix, config.kv_dtype, host, full=full)
@@ -133,6 +135,10 @@ class _Matrix:
         self._host = host
         longest = max(effort.num_long, SHARED_TOKENS + PAGE_TOKENS) + 2 * effort.num_new
         self.bench = Workbench(load, config, max_chunk=longest, max_batch=NUM_DISTINCT)
+        if self.bench.context_length() < longest:
+            raise ParameterError(
+                "context_length", self.bench.context_length(), f"at least {longest} for these requests"
+            )
         self.plain_path = self.bench.path(Cell())
         encoder = self.bench.tokenizer
         self._questions = plain_questions(encoder, num_long=effort.num_long, num_new=effort.num_new)
