@@ -4,7 +4,6 @@ tokens that is not what it must be stops the benchmark."""
 from __future__ import annotations
 
 import json
-import weakref
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from paceline.config import EngineConfig
 from paceline.errors import ParameterError
 from paceline.kv.identity import store_key
 from paceline.kv.store import PageStore
-from paceline.llm import LLM, _shut_down
+from paceline.llm import LLM
 from paceline.measure.reload import measure_reload
 from paceline.measure.roofline import Peaks, Traffic, prefill_work
 
@@ -35,8 +34,7 @@ def open_in(directory: Path, *, text: str = "on and ") -> LLM:
     key = store_key(tiny_model(VOCAB), CONFIG, model_hash=bytes(32), executor="fake")
     store = PageStore.open(directory, key, page_bytes=llm._executor.pages.shape[1], max_bytes=2**20)
     llm._engine.scheduler.kv.use_store(store, llm._executor.pages)
-    llm._finalizer.detach()
-    llm._finalizer = weakref.finalize(llm, _shut_down, llm._runner, store)
+    llm._runner._on_end = store.close
     return llm
 
 

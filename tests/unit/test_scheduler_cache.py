@@ -113,8 +113,8 @@ def test_an_idle_engine_takes_a_batch_and_a_queue() -> None:
         add(engine, [1 + at] * 4)
     with pytest.raises(OverloadError) as caught:
         add(engine, [9] * 4)
-    assert (caught.value.num_waiting, caught.value.max_queue) == (5, 3)
-    assert "5 requests wait and the queue holds 3" in str(caught.value)
+    assert (caught.value.num_waiting, caught.value.max_queue) == (3, 3)
+    assert "3 requests wait and the queue holds 3" in str(caught.value)
     assert len(finish(engine)) == 5, "the one that was refused is forgotten"
 
 

@@ -9,6 +9,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,9 +217,9 @@ def test_a_sum_that_depends_on_the_number_of_rows_is_caught() -> None:
 class OffByOne(KVManager):
     """Takes one more token for cached than is there."""
 
-    def open(self, domain: bytes, tokens: bytes, *, limit: int, reserve: int = 0) -> Opened | None:
+    def open(self, domain: bytes, tokens: bytes, *, limit: int, **options: Any) -> Opened | None:
         """The sequence, wrong by one where a prompt is found in part."""
-        opened = super().open(domain, tokens, limit=limit, reserve=reserve)
+        opened = super().open(domain, tokens, limit=limit, **options)
         if opened is not None and 0 < opened.num_cached < limit:
             opened.num_cached += 1
         return opened
@@ -288,9 +289,9 @@ def test_keys_that_are_not_written_are_caught_though_an_earlier_cell_has_left_th
 class Uncomputed(KVManager):
     """Under pressure, takes the first page of a request that comes back for the one that it had before."""
 
-    def open(self, domain: bytes, tokens: bytes, *, limit: int, reserve: int = 0) -> Opened | None:
+    def open(self, domain: bytes, tokens: bytes, *, limit: int, **options: Any) -> Opened | None:
         """The sequence, its first page not to be computed again."""
-        opened = super().open(domain, tokens, limit=limit, reserve=reserve)
+        opened = super().open(domain, tokens, limit=limit, **options)
         if opened is not None and self.pool.num_pages == 5 and limit >= PAGE_TOKENS:
             opened.num_cached = max(opened.num_cached, PAGE_TOKENS)
         return opened
