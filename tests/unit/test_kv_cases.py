@@ -104,6 +104,19 @@ def test_a_failed_step_keeps_what_is_stored(num_pages: int) -> None:
     kv.check()
 
 
+def test_what_is_computed_may_be_copied_and_outlives_a_failed_step() -> None:
+    kv = KVManager(8, 3, 256)
+    tokens = [1] * 64
+    kv.close(opened(kv, tokens).slot, tokens, 64)  # its last step has run, and the next one is being planned
+    late = opened(kv, tokens, limit=40)
+    assert late.num_cached == 40
+    assert len(kv.page_copies) == 1
+    kv.discard_step()
+    kv.finish_step()
+    assert kv.lookup(b"a", token_key(tokens)) == 64
+    kv.check()
+
+
 def test_a_domain_without_pages_leaves_nothing() -> None:
     kv = KVManager(4, 2, 128)
     for domain in range(100):

@@ -45,7 +45,7 @@ class CacheCounts:
 
 
 class Scheduler:
-    """Owns the waiting and running requests and their page tables.
+    """Owns the waiting and running requests and their page tables. ``kv.finish_step`` is due after each step.
 
     A step takes, within ``token_budget`` rows and ``max_outputs`` outputs: running requests that lack one row (decode),
     then running ones that lack more (prefill in chunks), then waiting ones. Among those the one with the longest cached
@@ -55,9 +55,9 @@ class Scheduler:
     prefill never stalls half way.
 
     When a decode needs a page and none is free, cached pages go first. Then the running request that loses the least
-    computed work (the latest of equals) gives its pages up to the cache and goes back to the front of the queue; what
-    of them survives there is not computed again. The request with the most work is never the one, so the engine always
-    goes on. A request that outgrows the whole pool fails alone.
+    computed work, not counting what others share (the latest of equals), gives its pages up to the cache and goes back
+    to the front of the queue; what of them survives there is not computed again. The request with the most work is
+    never the one, so the engine always goes on. A request that outgrows the whole pool fails alone.
     """
 
     def __init__(self, kv: KVManager, *, max_batch: int, token_budget: int, max_outputs: int) -> None:
@@ -90,7 +90,6 @@ class Scheduler:
     def plan(self, max_prefill_rows: int | None = None) -> Schedule:
         """The next step, with at most ``max_prefill_rows`` rows of prompts beside answers that somebody watches. Empty
         only when nothing waits or runs, or all that did has failed."""
-        self.kv.finish_step()
         schedule = Schedule()
         budget, outputs = self.token_budget, self.max_outputs
         prefills: list[Request] = []
@@ -200,7 +199,7 @@ class Scheduler:
             self._free(request)
             self._fail(request, schedule)
             return False
-        self.kv.publish(request.slot, request.tokens, request.num_computed)
+        self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
         self.kv.slide(request.slot, request.num_computed)
         while not self.kv.grow(request.slot, num_tokens):
             victim = min(self.running, key=lambda r: (self._work_to_lose(r), -r.request_id))

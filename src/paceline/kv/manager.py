@@ -29,7 +29,8 @@ class _Sequence:
     """Pages of a sequence in order of its tokens (None: fell out of the sliding window), and its place in the tree.
 
     tip  the node of the last published page (or the root), None when nothing more is published
-    pinned  pages of the tree on the way to ``tip`` that are not this sequence's own
+    pinned  pages that it owns without having them in its table: of the tree on the way to ``tip``, and, while it is
+    opened, those that will be
     """
 
     pages: list[int | None] = field(default_factory=list)
@@ -89,7 +90,7 @@ class KVManager:
     # Sequences
 
     def finish_step(self) -> None:
-        """Forgets what the step that has run was to copy and compute. May be called again."""
+        """Forgets what the step that has run was to copy and compute."""
         if self.page_copies:
             for page in self._copy_sources:
                 self.tree.unlock(page)
@@ -174,9 +175,9 @@ class KVManager:
             pages[at] = None
             self.tree.unlock(page)
 
-    def publish(self, slot: int, tokens: Sequence[int], num_tokens: int) -> None:
+    def publish(self, slot: int, tokens: Sequence[int], num_tokens: int, *, is_computed: bool = False) -> None:
         """Puts the whole pages of the first ``num_tokens`` into the prefix tree: they are computed, or will be by the
-        step under way."""
+        step under way, which may fail and from which nothing can be copied yet."""
         sequence = self._sequence(slot)
         for at in range(sequence.num_published, num_tokens // PAGE_TOKENS):
             tip, page = sequence.tip, sequence.pages[at]
@@ -186,11 +187,11 @@ class KVManager:
             node = self.tree.insert(tip, token_key(tokens[at * PAGE_TOKENS : (at + 1) * PAGE_TOKENS]), page)
             assert node is not None
             assert node.page is not None
-            if node.page == page:
-                self._fresh.append(node)
-            else:
+            if node.page != page:
                 self.tree.lock(node.page)
                 sequence.pinned.append(node.page)
+            elif not is_computed:
+                self._fresh.append(node)
             sequence.tip = node
             sequence.num_published = at + 1
 
@@ -199,7 +200,7 @@ class KVManager:
         its pages lose an owner, the last page first, and the slot is free."""
         sequence = self._sequence(slot)
         if num_computed > 0:
-            self.publish(slot, tokens, num_computed)
+            self.publish(slot, tokens, num_computed, is_computed=True)
             whole = num_computed // PAGE_TOKENS
             tip = sequence.tip
             if tip is not None and self.tree.is_attached(tip):

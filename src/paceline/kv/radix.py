@@ -150,7 +150,7 @@ class RadixTree:
             parent.children[tokens] = child
             parent.keys.insert(at, tokens)
             if before is not None:  # after the new one is there: a parent without children would leave the tree
-                self._forget(before)
+                self._drop_covered(before)
         if child.page is None:
             self._settle(child, page)
             self.pool.share(page)
@@ -174,8 +174,9 @@ class RadixTree:
         """Takes an owner from a page; what only the tree owns then may be evicted."""
         self.pool.release(page)
         node = self._node_of.get(page)
-        if node is not None:
-            self._note(node)
+        if node is not None and self.pool.references(page) == 1:
+            self.num_evictable += 1
+            self._enqueue(node)
 
     def evict(self, num_pages: int) -> int:
         """Frees up to ``num_pages`` pages; returns how many."""
@@ -258,13 +259,6 @@ class RadixTree:
             and (node.num_resident == 0 or self.windowed)
         )
 
-    def _note(self, node: Node) -> None:
-        """Puts a node's page among the evictable ones if the tree alone owns it now."""
-        assert node.page is not None
-        if self.pool.references(node.page) == 1:
-            self.num_evictable += 1
-            self._enqueue(node)
-
     def _enqueue(self, node: Node) -> None:
         if not node.queued and self._may_go(node):
             node.queued = True
@@ -292,7 +286,7 @@ class RadixTree:
         if parent.page is not None:
             self._enqueue(parent)
 
-    def _forget(self, node: Node) -> None:
+    def _drop_covered(self, node: Node) -> None:
         """Drops a part of a page that is covered by a new node, unless a sequence reads it."""
         if node.page is not None and not node.is_whole and self.pool.references(node.page) == 1:
             self._unsettle(node)
