@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,78 +179,54 @@ def _workload(workloads: Any, name: str, text: str, *, runs: int, warm_up: bool 
 def _decode(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_decode
 
-    llm, _ = open_model(args.model, engine_config(args), verbose=args.verbose)
-    with llm, Progress("Decoding", args.runs + 1) as progress:
-        return measure_decode(
-            llm,
-            _traffic(args.model, llm.config),
-            num_prompt=args.depth or args.prompt_tokens,
-            num_new=args.new_tokens,
-            num_runs=args.runs,
-            report=progress.update,
-        )
+    sizes = {"num_prompt": args.depth or args.prompt_tokens, "num_new": args.new_tokens}
+    return _on_one_engine(args, engine_config(args), "Decoding", measure_decode, sizes)
 
 
 def _prefill(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_prefill
 
-    llm, _ = open_model(args.model, engine_config(args), verbose=args.verbose)
-    with llm, Progress("Prefilling", args.runs + 1) as progress:
-        return measure_prefill(
-            llm,
-            _traffic(args.model, llm.config),
-            num_prompt=args.prompt_tokens,
-            num_runs=args.runs,
-            report=progress.update,
-        )
+    return _on_one_engine(args, engine_config(args), "Prefilling", measure_prefill, {"num_prompt": args.prompt_tokens})
 
 
 def _batch(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_batch
 
-    llm, _ = open_model(args.model, _concurrent(args), verbose=args.verbose)
-    with llm, Progress("Batches", args.runs + 1) as progress:
-        return measure_batch(
-            llm,
-            _traffic(args.model, llm.config),
-            num_requests=args.requests,
-            num_prompt=args.prompt_tokens,
-            num_new=args.new_tokens,
-            num_runs=args.runs,
-            report=progress.update,
-        )
+    sizes = {"num_requests": args.requests, "num_prompt": args.prompt_tokens, "num_new": args.new_tokens}
+    return _on_one_engine(args, _concurrent(args), "Batches", measure_batch, sizes)
 
 
 def _prefix(args: argparse.Namespace) -> Measurement:
     from paceline.measure.prefix import measure_prefix
 
-    llm, _ = open_model(args.model, _concurrent(args), verbose=args.verbose)
-    with llm, Progress("With and without", args.runs + 1) as progress:
-        return measure_prefix(
-            llm,
-            _traffic(args.model, llm.config),
-            num_requests=args.requests,
-            num_prefix=args.prefix_tokens,
-            num_tail=args.tail_tokens,
-            num_new=args.new_tokens,
-            num_runs=args.runs,
-            report=progress.update,
-        )
+    sizes = {
+        "num_requests": args.requests,
+        "num_prefix": args.prefix_tokens,
+        "num_tail": args.tail_tokens,
+        "num_new": args.new_tokens,
+    }
+    return _on_one_engine(args, _concurrent(args), "With and without", measure_prefix, sizes)
 
 
 def _chat(args: argparse.Namespace) -> Measurement:
     from paceline.measure.prefix import measure_chat
 
-    llm, _ = open_model(args.model, engine_config(args), verbose=args.verbose)
-    with llm, Progress("Chats", args.runs + 1) as progress:
-        return measure_chat(
-            llm,
-            _traffic(args.model, llm.config),
-            num_turns=args.turns,
-            num_new=args.new_tokens,
-            num_runs=args.runs,
-            report=progress.update,
-        )
+    sizes = {"num_turns": args.turns, "num_new": args.new_tokens}
+    return _on_one_engine(args, engine_config(args), "Chats", measure_chat, sizes)
+
+
+def _on_one_engine(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    title: str,
+    measure: Callable[..., Measurement],
+    sizes: Mapping[str, int],
+) -> Measurement:
+    """What ``measure`` finds on one engine, with its workload's ``sizes``, after a warm-up."""
+    llm, _ = open_model(args.model, config, verbose=args.verbose)
+    with llm, Progress(title, args.runs + 1) as progress:
+        traffic = _traffic(args.model, llm.config)
+        return measure(llm, traffic, **sizes, num_runs=args.runs, report=progress.update)
 
 
 def _reload(args: argparse.Namespace) -> Measurement:
