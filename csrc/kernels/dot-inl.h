@@ -1,4 +1,4 @@
-// Exact integer dot products of one tile's group with M rows of activations: the only code besides simd/vec.h that names instructions.
+// Exact integer dot products of one tile's group with M rows of activations: the only code besides csrc/simd that names instructions.
 //
 // dot[m][lane] = sum over the group's inputs of weight[lane] * activation[m], an int32 that cannot overflow (32 * 128 * 127 < 2^31), so
 // every instruction set gives the same value:
