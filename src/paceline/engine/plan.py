@@ -11,6 +11,7 @@ from paceline.config import PAGE_TOKENS
 from paceline.engine.request import Request
 from paceline.executors.base import StepPlan
 from paceline.kv.manager import KVManager
+from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import SAMPLE_ROW, SampleRows, greedy_rows
 
 _NO_IDS = np.zeros(0, np.int32)
@@ -161,39 +162,10 @@ class PlanBuilder:
         rows = self._rows[:num_outputs]
         if plain:
             return SampleRows(rows, _NO_IDS, _NO_IDS, _NO_IDS, _NO_VALUES, _NO_IDS)
-        count_tokens, count_values, bias_tokens, bias_values, banned = (
-            [_NO_IDS],
-            [_NO_IDS],
-            [_NO_IDS],
-            [_NO_VALUES],
-            [_NO_IDS],
-        )
-        counts_at = bias_at = banned_at = 0
+        lists = ListsBuilder(rows)
         output = -1
         for request in requests:
             output += request.num_outputs
-            if request.num_outputs == 0 or request.num_computed + request.num_scheduled < len(request.tokens):
-                continue
-            row: Any = rows[output]
-            if request.counts is not None:
-                row["counts_start"], row["counts_len"] = counts_at, len(request.counts.tokens)
-                counts_at += len(request.counts.tokens)
-                count_tokens.append(request.counts.tokens)
-                count_values.append(request.counts.values)
-            if request.bias is not None:
-                row["bias_start"], row["bias_len"] = bias_at, len(request.bias[0])
-                bias_at += len(request.bias[0])
-                bias_tokens.append(request.bias[0])
-                bias_values.append(request.bias[1])
-            if request.banned is not None:
-                row["banned_start"], row["banned_len"] = banned_at, len(request.banned)
-                banned_at += len(request.banned)
-                banned.append(request.banned)
-        return SampleRows(
-            rows,
-            np.concatenate(count_tokens),
-            np.concatenate(count_values),
-            np.concatenate(bias_tokens),
-            np.concatenate(bias_values),
-            np.concatenate(banned),
-        )
+            if request.num_outputs > 0 and request.num_computed + request.num_scheduled == len(request.tokens):
+                request.add_lists(lists, output)
+        return lists.build()

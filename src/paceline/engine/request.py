@@ -12,6 +12,7 @@ from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogpr
 from paceline.kv.manager import token_key
 from paceline.kv.radix import TOKEN_BYTES
 from paceline.params import SamplingParams
+from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import SAMPLE_ROW
 
 _MASK64 = 2**64 - 1
@@ -49,6 +50,18 @@ class TokenCounts:
                 self._values = np.concatenate([self._values, np.zeros_like(self._values)])
             self._tokens[at] = token
         self._values[at] += 1
+
+    def after(self, path: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Tokens and values as they were if ``path`` were counted as well. Does not modify the counts."""
+        if not path:
+            return self.tokens, self.values
+        more = [token for token in dict.fromkeys(path) if token not in self._index]
+        tokens = np.concatenate([self.tokens, np.array(more, np.int32)])
+        values = np.concatenate([self.values, np.zeros(len(more), np.int32)])
+        places = {token: len(self._index) + at for at, token in enumerate(more)}
+        for token in path:
+            values[places[token] if token in places else self._index[token]] += 1
+        return tokens, values
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -201,6 +214,16 @@ class Request:
     def is_plain(self) -> bool:
         """Whether a token is drawn from its record alone, without lists of counts, biases or bans."""
         return self.counts is None and self.bias is None and self.banned is None
+
+    def add_lists(self, lists: ListsBuilder, output: int, path: Sequence[int] = ()) -> None:
+        """Adds to ``lists`` what penalises, biases and bans the token that follows ``tokens`` and ``path``, which is
+        drawn at the step's output number ``output``."""
+        if self.counts is not None:
+            lists.add_counts(output, *self.counts.after(path))
+        if self.bias is not None:
+            lists.add_bias(output, *self.bias)
+        if self.banned is not None and self.num_output + len(path) < self.params.min_tokens:
+            lists.add_banned(output, self.banned)
 
     @property
     def next_output_row(self) -> int:

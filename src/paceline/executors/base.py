@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,9 +25,12 @@ class StepPlan:
     logit_rows  [outputs] i32      rows whose logits are wanted, ascending
     samples                        one entry an output, how its token is chosen
     page_copies [n, 2] i32         (source, destination) pages to copy before anything else
+    kv_writes   [n, 2] i32         (row, sequence): the row's keys and values are also written to that sequence's pages,
+    at the row's position; ascending by row
 
     A row attends to positions 0..its own of its sequence (within the sliding window): earlier ones are read from pages,
-    those of the same step are written first.
+    those of the same step are written first. So the branches of a tree of tokens are sequences too: each node is a row
+    of one of them, and what comes before the fork is written to the pages of all.
     """
 
     tokens: NDArray[np.int32]
@@ -36,6 +40,7 @@ class StepPlan:
     logit_rows: NDArray[np.int32]
     samples: SampleRows
     page_copies: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    kv_writes: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class Executor(Protocol):
         """Logits [outputs, vocab] of the last step, valid until the next."""
         ...
 
+    def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
+        """The distributions p [len(outputs), vocab] that the tokens of these outputs of the last step are drawn from,
+        by their records in ``samples``: of all outputs of that step, though lists may differ from those it ran with.
+        A forced token is ignored. Raises ``NoTokenError``."""
+        ...
+
     def path(self) -> dict[str, str | int]:
-        """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
+        """The path that really runs: isa, threads, weights, kv_dtype."""
         ...
