@@ -11,6 +11,8 @@ from paceline.errors import ParameterError
 WeightFormat = Literal["native", "bf16", "int8", "int4"]
 KVFormat = Literal["f16", "bf16", "f32", "int8"]
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("native", "bf16", "int8", "int4")
+Acceptance = Literal["coupled", "exact"]
+ACCEPTANCES: tuple[Acceptance, ...] = ("coupled", "exact")
 KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16", "f32", "int8")
 
 PAGE_TOKENS = 32
@@ -106,6 +108,11 @@ class EngineConfig:
 
     ``prefix_cache`` keeps the keys and values of finished requests for later ones that begin with the same tokens.
     ``kv_dir`` keeps them on disk as well, in at most ``kv_dir_bytes``, so that they outlive the program.
+
+    ``speculate`` names who drafts tokens that a step then verifies: "off", "suffix", "ngram", "draft:MODEL" (or
+    "draft:self:int4": the model itself with other weights), "eagle:DIR", several joined by "+", or "auto" (None: auto
+    for a model that is loaded by name). ``acceptance`` "coupled" draws each token as without drafts, so that the same
+    seed gives the same answer; "exact" accepts by chance, which keeps the law of the answer and accepts more.
     """
 
     weights: WeightFormat = "native"
@@ -123,6 +130,8 @@ class EngineConfig:
     kv_dir_bytes: int = 4 * 2**30
     max_queue: int | None = None
     max_gap_ms: float | None = 100.0
+    speculate: str | None = None
+    acceptance: Acceptance = "coupled"
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHT_FORMATS:
@@ -142,6 +151,10 @@ class EngineConfig:
         gap = self.max_gap_ms
         if gap is not None and not (isinstance(gap, (int, float)) and not isinstance(gap, bool) and 0 < gap < math.inf):
             raise ParameterError("max_gap_ms", gap, "a number of milliseconds above 0")
+        if self.acceptance not in ACCEPTANCES:
+            raise ParameterError("acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
+        if self.speculate is not None:
+            parse_speculate(self.speculate)
         if not isinstance(self.prefix_cache, bool):
             raise ParameterError("prefix_cache", self.prefix_cache, "True or False")
         path = self.kv_dir
@@ -166,14 +179,45 @@ class EngineConfig:
 
     @property
     def max_outputs(self) -> int:
-        """Outputs of one step: a token of each running request, and room for the log-probabilities of a prompt's
-        chunk.
+        """Outputs of one step: a token of each running request, and room for drafts (the largest has 64 tokens) and for
+        the log-probabilities of a prompt's chunk.
         """
-        return max(self.max_batch, min(64, self.token_budget))
+        return max(self.max_batch, min(65, self.token_budget))
 
     def resolve(self, machine: Machine) -> EngineConfig:
         """A copy in which threads and ISA are those of ``machine`` wherever they were left open."""
         return replace(self, num_threads=self.num_threads or machine.num_threads, isa=self.isa or machine.isa)
+
+
+@dataclass(frozen=True)
+class DrafterName:
+    """One drafter of ``EngineConfig.speculate``: its kind, and what it is made from."""
+
+    kind: Literal["suffix", "ngram", "draft", "eagle"]
+    source: str = ""
+
+
+def parse_speculate(text: str) -> tuple[DrafterName, ...]:
+    """The drafters that ``text`` names, in order; none for "off". Raises ``ParameterError``."""
+    allowed = "off, auto, suffix, ngram, draft:MODEL, draft:self:WEIGHTS, eagle:DIR, or several of these joined by +"
+    if not isinstance(text, str):
+        raise ParameterError("speculate", text, allowed)
+    if text == "off":
+        return ()
+    if text == "auto":
+        return (DrafterName("suffix"),)
+    names = []
+    for part in text.split("+"):
+        kind, _, source = part.partition(":")
+        if kind in ("suffix", "ngram") and not source:
+            names.append(DrafterName(kind))  # type: ignore[arg-type]  # checked on the line before
+        elif kind in ("draft", "eagle") and source:
+            names.append(DrafterName(kind, source))  # type: ignore[arg-type]
+        else:
+            raise ParameterError("speculate", text, allowed)
+    if len(set(names)) < len(names):
+        raise ParameterError("speculate", text, "each drafter once")
+    return tuple(names)
 
 
 def _check_integer(field: str, value: object, low: int, high: int, *, optional: bool = False) -> None:

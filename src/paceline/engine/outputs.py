@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.speculate.counts import SpeculationCounts
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -75,7 +77,7 @@ class Completion:
     """The answer to a prompt.
 
     ``token_ids`` are all tokens drawn, the one that ended the answer included; ``text`` is without it and without the
-    stop string. ``error`` is set exactly when ``finish_reason`` is "error". ``choices`` holds all answers when n > 1;
+    stop string. ``speculation`` tells what became of its drafts, None where nobody drafts. ``error`` is set exactly when ``finish_reason`` is "error". ``choices`` holds all answers when n > 1;
     the fields are the first one's.
     """
 
@@ -90,6 +92,7 @@ class Completion:
     error: Exception | None = None
     num_cached_tokens: int = 0
     num_wasted_tokens: int = 0
+    speculation: SpeculationCounts | None = None
 
     @property
     def num_completion_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,27 @@ import numpy as np
 from paceline.config import PAGE_TOKENS
 from paceline.engine.request import Request
 from paceline.executors.base import StepPlan
-from paceline.kv.manager import KVManager
+from paceline.kv.manager import Fork, KVManager
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import SAMPLE_ROW, SampleRows, greedy_rows
+from paceline.speculate.draft import Draft
 
 _NO_IDS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
-_NO_COPIES = np.zeros((0, 2), np.int32)
+_NO_PAIRS = np.zeros((0, 2), np.int32)
+
+
+@dataclass
+class _Branches:
+    """The branches of a step's drafts: each is a sequence more, whose first rows another one computes.
+
+    slots      of the page table of every sequence;  forks  (sequence, pages instead of that table's)
+    kv_writes  (row, sequence) whose pages get the row's keys and values too
+    """
+
+    slots: list[int] = field(default_factory=list)
+    forks: list[tuple[int, Fork]] = field(default_factory=list)
+    kv_writes: list[tuple[int, int]] = field(default_factory=list)
 
 
 class PlanBuilder:
@@ -37,7 +52,7 @@ class PlanBuilder:
         self._last_changes = 0
         self._tokens = np.zeros(max_rows, np.int32)
         self._positions = np.zeros(max_rows, np.int32)
-        self._row_starts = np.zeros(max_batch + 1, np.int32)
+        self._row_starts = np.zeros(max_rows + 1, np.int32)
         self._logit_rows = np.zeros(max_outputs, np.int32)
         self._count = np.arange(max(max_rows, max_outputs) + 1, dtype=np.int32)
         self._records = np.zeros(max_batch, SAMPLE_ROW)
@@ -54,9 +69,15 @@ class PlanBuilder:
     def build(self, requests: list[Request]) -> StepPlan:
         """The plan that computes ``num_scheduled`` rows of each request, in that order, once the pages that the manager
         lists are copied."""
-        if self._last is not None and requests == self._last_requests and self._kv.num_changes == self._last_changes:
+        if (
+            self._last is not None
+            and requests == self._last_requests
+            and self._kv.num_changes == self._last_changes
+            and all(request.draft is None for request in requests)
+        ):
             return self._move_on(self._last, requests)
         slots = [request.slot or 0 for request in requests]  # never None here; mypy cannot know
+        branches: _Branches | None = None
         plain = all(request.is_plain for request in requests)
         num_rows = sum([request.num_scheduled for request in requests])
         if num_rows == len(requests) and all(request.num_outputs == 1 for request in requests):
@@ -65,7 +86,9 @@ class PlanBuilder:
             num_outputs = num_rows
             last = int(self._positions[:num_rows].max()) if num_rows > 1 else requests[0].num_computed
         else:
-            num_outputs, last = self._build_chunks(requests)
+            branches = _Branches()
+            num_outputs, last = self._build_chunks(requests, branches)
+            slots = branches.slots
             samples = self._samples(requests, num_outputs, plain)
             row_starts, logit_rows = self._row_starts, self._logit_rows
         num_pages = last // PAGE_TOKENS + 1
@@ -73,6 +96,9 @@ class PlanBuilder:
             table = self._page_table[slots[0] : slots[0] + 1, :num_pages]
         else:
             table = self._page_table[slots, :num_pages]
+            for sequence, fork in branches.forks if branches else ():
+                end = min(num_pages, fork.first + len(fork.pages))
+                table[sequence, fork.first : end] = fork.pages[: end - fork.first]
         plan = StepPlan(
             self._tokens[:num_rows],
             self._positions[:num_rows],
@@ -80,7 +106,8 @@ class PlanBuilder:
             table,
             logit_rows[:num_outputs],
             samples,
-            np.array(self._kv.page_copies, np.int32) if self._kv.page_copies else _NO_COPIES,
+            np.array(self._kv.page_copies, np.int32) if self._kv.page_copies else _NO_PAIRS,
+            np.array(sorted(branches.kv_writes), np.int32) if branches and branches.kv_writes else _NO_PAIRS,
         )
         # A sequence whose next row lies on a new page makes the tables change, so the plan is not used again then.
         # Nor is one that copies pages, which must happen once.
@@ -126,15 +153,21 @@ class PlanBuilder:
                 self._force(at, request, len(request.prompt_logprobs))
         return self._samples(requests, count, plain)
 
-    def _build_chunks(self, requests: Sequence[Request]) -> tuple[int, int]:
-        """Steps that prefill; returns the number of outputs and the last position."""
+    def _build_chunks(self, requests: Sequence[Request], branches: _Branches) -> tuple[int, int]:
+        """Steps that prefill or verify drafts; returns the number of outputs and the last position."""
         row = output = last = 0
-        for sequence, request in enumerate(requests):
+        for request in requests:
+            if request.draft is not None:
+                last = max(last, self._build_draft(request, request.draft, row, output, branches))
+                row += request.num_scheduled
+                output += request.num_outputs
+                continue
             start, count = request.num_computed, request.num_scheduled
             end = start + count
             self._tokens[row : row + count] = request.tokens[start:end]
             self._positions[row : row + count] = range(start, end) if count < 8 else np.arange(start, end)
-            self._row_starts[sequence] = row
+            self._row_starts[len(branches.slots)] = row
+            branches.slots.append(request.slot or 0)
             for position in range(end - request.num_outputs, end):
                 self._logit_rows[output] = row + position - start
                 if position + 1 < len(request.tokens):
@@ -145,8 +178,27 @@ class PlanBuilder:
                 output += 1
             row += count
             last = max(last, end - 1)
-        self._row_starts[len(requests)] = row
+        self._row_starts[len(branches.slots)] = row
         return output, last
+
+    def _build_draft(self, request: Request, draft: Draft, row: int, output: int, branches: _Branches) -> int:
+        """The rows of a request's last token and its draft, each an output; returns the last position."""
+        count = len(draft) + 1
+        positions = np.array([0, *draft.depths()], np.int32) + request.num_computed
+        self._tokens[row : row + count] = [request.tokens[-1], *draft.tokens]
+        self._positions[row : row + count] = positions
+        self._logit_rows[output : output + count] = self._count[row : row + count]
+        self._rows[output : output + count] = self._records[request.slot]
+        self._row_positions[output : output + count] = positions + 1
+        for branch, start in enumerate(draft.branch_starts()):
+            sequence = len(branches.slots)
+            self._row_starts[sequence] = row + start
+            branches.slots.append(request.slot or 0)
+            if branch > 0:
+                branches.forks.append((sequence, request.forks[branch - 1]))
+                before = [0, *draft.path(draft.parents[start - 1])]
+                branches.kv_writes += [(row + other, sequence) for other in before]
+        return int(positions.max())
 
     def _force(self, output: int, request: Request, position: int) -> None:
         """An output that reports the log-probability of the prompt's token at ``position``."""
@@ -158,14 +210,20 @@ class PlanBuilder:
         rows[output]["num_logprobs"] = request.params.prompt_logprobs
 
     def _samples(self, requests: Sequence[Request], num_outputs: int, plain: bool) -> SampleRows:
-        """Records and lists of the step's outputs; each request's own token is its last output."""
+        """Records and lists of the step's outputs; each request's own token is its last output, but with a
+        draft all are."""
         rows = self._rows[:num_outputs]
         if plain:
             return SampleRows(rows, _NO_IDS, _NO_IDS, _NO_IDS, _NO_VALUES, _NO_IDS)
         lists = ListsBuilder(rows)
-        output = -1
+        end = 0
         for request in requests:
-            output += request.num_outputs
-            if request.num_outputs > 0 and request.num_computed + request.num_scheduled == len(request.tokens):
-                request.add_lists(lists, output)
+            end += request.num_outputs
+            draft = request.draft
+            if draft is not None:
+                for row in range(len(draft) + 1):
+                    path = [draft.tokens[node - 1] for node in draft.path(row)]
+                    request.add_lists(lists, end - len(draft) - 1 + row, path)
+            elif request.num_outputs > 0 and request.num_computed + request.num_scheduled == len(request.tokens):
+                request.add_lists(lists, end - 1)
         return lists.build()

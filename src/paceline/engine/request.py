@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogprob
-from paceline.kv.manager import token_key
+from paceline.kv.manager import Fork, token_key
 from paceline.kv.radix import TOKEN_BYTES
 from paceline.params import SamplingParams
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import SAMPLE_ROW
+from paceline.speculate.counts import SpeculationCounts
+from paceline.speculate.draft import Draft
 
 _MASK64 = 2**64 - 1
 
@@ -101,6 +103,8 @@ class Request:
     num_cached     of its prompt, what it found in the cache when it first ran
     num_lost       computed when it was preempted;  num_wasted  of these, what had to be computed again
     num_passed     requests that were admitted before it though they came later
+    draft          what is verified in the step under way: its rows follow the one of the last token
+    forks          a branch of the page table for each of ``draft.branch_starts()`` but the first
     """
 
     __slots__ = (
@@ -111,9 +115,11 @@ class Request:
         "counts",
         "detokenizer",
         "domain",
+        "draft",
         "error",
         "finish_reason",
         "first_token_s",
+        "forks",
         "last_token_s",
         "logprobs",
         "max_tokens",
@@ -132,6 +138,7 @@ class Request:
         "record",
         "request_id",
         "slot",
+        "speculation",
         "started_s",
         "stop_ids",
         "streaming",
@@ -171,6 +178,9 @@ class Request:
         self.slot: int | None = None
         self.num_scheduled = 0
         self.num_outputs = 0
+        self.draft: Draft | None = None
+        self.forks: list[Fork] = []
+        self.speculation: SpeculationCounts | None = None
         self.num_streamed = self.num_prompt
         self.stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -264,4 +274,5 @@ class Request:
             prompt_logprobs=self.prompt_logprobs,
             timing=timing,
             error=self.error,
+            speculation=self.speculation,
         )

@@ -6,10 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
+from paceline.config import PAGE_TOKENS
 from paceline.engine.request import Request
 from paceline.errors import KVCapacityError
 from paceline.kv.layout import pages_for
 from paceline.kv.manager import KVManager
+from paceline.speculate.draft import Draft
 
 ADMISSION_WINDOW = 64
 """Waiting requests among which the one with the longest cached prefix is sought."""
@@ -128,6 +130,48 @@ class Scheduler:
                 outputs -= candidate.num_outputs
         return schedule
 
+    def room_for_drafts(self, schedule: Schedule) -> int:
+        """Rows, each with an output, that may be added to a step."""
+        rows = sum([request.num_scheduled for request in schedule.requests])
+        outputs = sum([request.num_outputs for request in schedule.requests])
+        return min(self.token_budget - rows, self.max_outputs - outputs)
+
+    def add_draft(self, request: Request, draft: Draft) -> None:
+        """Has a decoding request of the step verify what of ``draft`` finds pages: the step must have room for it.
+
+        Only pages that no running request may need for its own next token are taken.
+        """
+        assert request.slot is not None
+        assert request.num_scheduled == request.num_outputs == 1
+        num_tokens = len(request.tokens)
+        draft = draft.in_branches()
+        depths = draft.depths()
+        starts = [*draft.branch_starts(), len(draft) + 1]
+        self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
+        num_rows = min(starts[1] - 1, self._depth_that_fits(request.slot, num_tokens, starts[1] - 1)) + 1
+        if num_rows == starts[1]:  # all of the first branch; the others have pages of their own
+            for end in starts[2:]:
+                deepest = num_tokens + depths[end - 2]
+                count = pages_for(deepest) - request.num_computed // PAGE_TOKENS
+                fork = None
+                if self.kv.num_available - count >= len(self.running):
+                    fork = self.kv.fork(request.slot, request.num_computed, deepest)
+                if fork is None:
+                    break
+                request.forks.append(fork)
+                num_rows = end
+        if num_rows > 1:
+            request.draft = draft if num_rows == len(draft) + 1 else draft.keep(range(num_rows - 1))
+            request.num_scheduled = request.num_outputs = num_rows
+
+    def _depth_that_fits(self, slot: int, num_tokens: int, depth: int) -> int:
+        """How many tokens beyond ``num_tokens``, up to ``depth``, a sequence has or gets pages for."""
+        needed = pages_for(num_tokens + depth) - self.kv.capacity[slot] // PAGE_TOKENS
+        spare = self.kv.num_available - len(self.running)
+        if 0 < needed <= spare:
+            self.kv.grow(slot, num_tokens + depth)
+        return self.kv.capacity[slot] - num_tokens
+
     def abandon(self, schedule: Schedule) -> None:
         """Undoes a step that failed, but for its requests, which must be removed without keeping their pages.
 
@@ -238,6 +282,8 @@ class Scheduler:
         request.slot = None
         request.num_computed = 0
         request.num_scheduled = request.num_outputs = 0
+        request.draft = None
+        request.forks.clear()
 
     def check(self) -> None:
         """Asserts that requests, slots and pages agree."""

@@ -75,6 +75,10 @@ class Executor(Protocol):
         A forced token is ignored. Raises ``NoTokenError``."""
         ...
 
+    def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
+        """What the records of ``samples`` choose and report at these outputs of the last step, one after the other."""
+        ...
+
     def path(self) -> dict[str, str | int]:
         """The path that really runs: isa, threads, weights, kv_dtype."""
         ...

@@ -25,6 +25,15 @@ class Opened:
 
 
 @dataclass
+class Fork:
+    """A branch of a sequence for the length of one step: ``pages`` stand for those of its table from ``first`` on."""
+
+    slot: int
+    first: int
+    pages: list[int]
+
+
+@dataclass
 class _Sequence:
     """Pages of a sequence in order of its tokens (None: fell out of the sliding window), and its place in the tree.
 
@@ -75,6 +84,7 @@ class KVManager:
         self._free_slots = list(range(max_sequences - 1, -1, -1))
         self._copy_sources: list[int] = []  # locked until the step that copies them has run
         self._fresh: list[Node] = []  # published for the step under way: not computed yet
+        self._forks: list[Fork] = []  # of the step under way
         self._disk: DiskTier | None = None
 
     @property
@@ -90,7 +100,11 @@ class KVManager:
     # Sequences
 
     def finish_step(self) -> None:
-        """Forgets what the step that has run was to copy and compute."""
+        """Forgets what the step that has run was to copy and compute, and the branches that nobody took."""
+        if self._forks:
+            for fork in self._forks:
+                self._drop(fork)
+            self._forks.clear()
         if self.page_copies:
             for page in self._copy_sources:
                 self.tree.unlock(page)
@@ -164,6 +178,39 @@ class KVManager:
         self.capacity[slot] = len(sequence.pages) * PAGE_TOKENS
         self.num_changes += 1
         return True
+
+    def fork(self, slot: int, num_computed: int, num_tokens: int) -> Fork | None:
+        """A branch of a sequence from token ``num_computed`` on, with pages of its own for up to ``num_tokens``; what
+        its first page holds already is copied before the step computes anything. None, and nothing changed but the
+        cache, without room. It ends with the step unless it is taken."""
+        pages = self._sequence(slot).pages
+        first = num_computed // PAGE_TOKENS
+        count = pages_for(num_tokens) - first
+        if not self._free_up(count):
+            return None
+        fork = Fork(slot, first, [self._allocate() for _ in range(count)])
+        source = pages[first]
+        assert source is not None
+        if num_computed % PAGE_TOKENS:
+            self.page_copies.append((source, fork.pages[0]))
+        self._forks.append(fork)
+        return fork
+
+    def take(self, fork: Fork) -> None:
+        """Makes a branch its sequence: the pages that it replaces are given up, and what was beyond them too."""
+        sequence = self._sequence(fork.slot)
+        for page in reversed(sequence.pages[fork.first :]):
+            assert page is not None
+            self.tree.unlock(page)
+        sequence.pages[fork.first :] = fork.pages
+        self._forks.remove(fork)
+        self.table[fork.slot, fork.first : len(sequence.pages)] = fork.pages
+        self.capacity[fork.slot] = len(sequence.pages) * PAGE_TOKENS
+        self.num_changes += 1
+
+    def _drop(self, fork: Fork) -> None:
+        for page in reversed(fork.pages):
+            self.tree.unlock(page)
 
     def slide(self, slot: int, num_computed: int) -> None:
         """Gives up the pages that no row from position ``num_computed`` on will read."""
@@ -357,6 +404,7 @@ class KVManager:
         """Asserts that tables, capacities, slots, the tree and the pool agree."""
         assert len(set(self._free_slots)) == len(self._free_slots), "a slot is free twice"
         owned = list(self._copy_sources)
+        owned += [page for fork in self._forks for page in fork.pages]
         for slot, sequence in enumerate(self._sequences):
             assert (sequence is None) == (slot in self._free_slots), f"slot {slot} is free and in use, or neither"
             if sequence is None:

@@ -88,7 +88,9 @@ class Draft:
         q: Sequence[NDArray[np.float64] | None] | None = None,
     ) -> Draft:
         """Tokens each of which follows the one before."""
-        return cls(tuple(tokens), tuple(range(len(tokens))), tuple(confidence), drafter, q and tuple(q))
+        return cls(
+            tuple(tokens), tuple(range(len(tokens))), tuple(confidence), drafter, None if q is None else tuple(q)
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -110,6 +112,36 @@ class Draft:
         """Rows that follow ``row``, in the order in which they were proposed."""
         return [node + 1 for node, parent in enumerate(self.parents) if parent == row]
 
+    def depths(self) -> list[int]:
+        """How far each node is from row 0: 1 for what may follow the last known token."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return depths[1:]
+
+    def in_branches(self) -> Draft:
+        """The same tree depth first, so that the nodes of a branch are neighbours: ``branch_starts`` tells where."""
+        if self.is_chain:
+            return self
+        order: list[int] = []
+        rest = self.children(0)[::-1]
+        while rest:
+            row = rest.pop()
+            order.append(row - 1)
+            rest += self.children(row)[::-1]
+        row_of = {0: 0} | {node + 1: at + 1 for at, node in enumerate(order)}
+        return Draft(
+            tuple(self.tokens[node] for node in order),
+            tuple(row_of[self.parents[node]] for node in order),
+            tuple(self.confidence[node] for node in order),
+            self.drafter,
+            None if self.q is None else tuple(self.q[node] for node in order),
+        )
+
+    def branch_starts(self) -> list[int]:
+        """Rows at which a branch begins: row 0, and each that does not follow the row before it."""
+        return [0] + [node + 1 for node, parent in enumerate(self.parents) if parent != node]
+
     def keep(self, nodes: Sequence[int]) -> Draft:
         """The draft of some nodes only, ascending; parents must be among them."""
         row_of = {0: 0} | {node + 1: at + 1 for at, node in enumerate(nodes)}
@@ -118,7 +150,7 @@ class Draft:
             tuple(row_of[self.parents[node]] for node in nodes),
             tuple(self.confidence[node] for node in nodes),
             self.drafter,
-            self.q and tuple(self.q[node] for node in nodes),
+            None if self.q is None else tuple(self.q[node] for node in nodes),
         )
 
 

@@ -1,0 +1,139 @@
+"""Gives the requests of a step their drafts: asks the drafters, lets the controller decide, learns from what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from paceline.speculate.controller import Controller
+from paceline.speculate.counts import SpeculationCounts
+from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter
+
+_T = TypeVar("_T")
+
+
+class Speculator:
+    """Drafters in the order in which they are asked, and the controller that they share.
+
+    A request whose draft of one drafter does not pay is offered to the next. A drafter that raises is not asked again;
+    ``failure`` tells what happened. Whatever drafters propose, only sound drafts come out of ``propose``.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        controller: Controller,
+        *,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.drafters = list(drafters)
+        self.controller = controller
+        self.failure: str | None = None
+        self.draft_s = 0.0
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._proposed: dict[int, Draft] = {}
+
+    @property
+    def name(self) -> str:
+        """The drafters, in order."""
+        return "+".join(drafter.name for drafter in self.drafters) or "off"
+
+    def propose(self, contexts: Sequence[Context], *, num_rows: int, room: int) -> list[Draft | None]:
+        """For each decoding request what is to be verified with its next row, or None.
+
+        ``num_rows`` are computed in the step anyway; ``room`` is how many more there may be.
+        """
+        chosen: list[Draft | None] = [None] * len(contexts)
+        num_requests = len(contexts)
+        for drafter in list(self.drafters):
+            open_ = [at for at, draft in enumerate(chosen) if draft is None]
+            ids = [contexts[at].request_id for at in open_]
+            limits = self.controller.limits(drafter.name, drafter.is_free, ids, num_rows, num_requests)
+            asked = []
+            for at, limit in zip(open_, limits, strict=True):
+                context = contexts[at]
+                limit = min(limit, room, MAX_NODES, context.max_tokens - len(context.tokens) - 1)
+                if limit > 0:
+                    asked.append((at, limit))
+            if not asked:
+                continue
+            drafts, spent_s = self._ask(drafter, [contexts[at] for at, _ in asked], [limit for _, limit in asked])
+            if not any(drafts):
+                continue
+            picked = self.controller.choose(drafts, num_rows, num_requests, spent_s)
+            for (at, _), draft, pick in zip(asked, drafts, picked, strict=True):
+                if draft is not None:
+                    self._proposed[contexts[at].request_id] = draft
+                if pick is not None and len(pick) > room:
+                    pick = pick.keep(range(room)) if room else None
+                if pick is not None:
+                    chosen[at] = pick
+                    num_rows += len(pick)
+                    room -= len(pick)
+        return chosen
+
+    def observe(self, context: Context, verified: Draft | None, tokens: Sequence[int]) -> None:
+        """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft."""
+        proposed = self._proposed.pop(context.request_id, None)
+        if proposed is not None:
+            self.controller.observe(context.request_id, proposed, verified, tokens)
+
+    def observe_step(self, num_rows: int, elapsed_s: float) -> None:
+        """Learns what a step of ``num_rows`` rows, all of them outputs, took."""
+        self.controller.cost.observe(num_rows, elapsed_s)
+
+    def finish(self, context: Context) -> None:
+        """Forgets a request that has ended, but for what its output teaches."""
+        self._proposed.pop(context.request_id, None)
+        self.controller.finish(context.request_id)
+        for drafter in list(self.drafters):
+            self._guard(drafter, partial(drafter.finish, context))
+
+    def counts(self, request_id: int | None = None) -> SpeculationCounts:
+        """What became of all drafts, or of those of one request that has not been finished."""
+        return self.controller.counts(request_id)
+
+    def _ask(self, drafter: Drafter, contexts: list[Context], limits: list[int]) -> tuple[list[Draft | None], float]:
+        """Sound drafts, and the seconds that they took."""
+        since_s = self._clock()
+        drafts = self._guard(drafter, lambda: drafter.propose(contexts, limits)) or [None] * len(contexts)
+        spent_s = self._clock() - since_s
+        self.draft_s += spent_s
+        num_tokens = sum([len(draft) for draft in drafts if draft is not None])
+        if num_tokens:
+            self.controller.observe_draft_cost(drafter.name, num_tokens, spent_s)
+        sound = [
+            None if draft is None else self._sound(draft, limit, context)
+            for draft, limit, context in zip(drafts, limits, contexts, strict=True)
+        ]
+        return sound, spent_s
+
+    def _sound(self, draft: Draft, limit: int, context: Context) -> Draft | None:
+        """The nodes of a draft that can be verified: tokens of the vocabulary, none twice among siblings, not too many
+        and not too deep; and only what follows such nodes."""
+        deepest = context.max_tokens - len(context.tokens) - 1
+        depth = [0] + [deepest + 1] * len(draft)  # of what is not kept: too deep for children
+        seen: set[tuple[int, int]] = set()
+        kept: list[int] = []
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            is_new = (parent, token) not in seen
+            if is_new and 0 <= token < self._vocab_size and depth[parent] < deepest and len(kept) < limit:
+                depth[node + 1] = depth[parent] + 1
+                seen.add((parent, token))
+                kept.append(node)
+        if len(kept) == len(draft):
+            return draft
+        return draft.keep(kept) if kept else None
+
+    def _guard(self, drafter: Drafter, call: Callable[[], _T]) -> _T | None:
+        """What ``call`` returns; None, and the drafter is gone, when it raises: it must not cost an answer."""
+        try:
+            return call()
+        except Exception as error:
+            self.drafters.remove(drafter)
+            self.failure = f"{drafter.name}: {error!r}"
+            return None
