@@ -29,6 +29,7 @@ from paceline.kv.layout import KVLayout, MemoryPlan, plan_memory
 from paceline.kv.store import PageStore
 from paceline.machine import detect_machine
 from paceline.params import SamplingParams
+from paceline.speculate.speculator import Speculator
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -98,9 +99,10 @@ class LLM:
         """Everything from the name of a model to a running engine."""
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
         from paceline.engine.persistence import open_store
+        from paceline.engine.speculation import find_draft_model, identity_of, use_speculation
         from paceline.text.chat import load_chat_template
         from paceline.text.tokenizer import load_tokenizer
-        from paceline.weights.catalog import resolve_model
+        from paceline.weights.catalog import cache_directory, resolve_model
         from paceline.weights.checkpoint import open_checkpoint
 
         checkpoint = open_checkpoint(resolve_model(model))
@@ -110,9 +112,12 @@ class LLM:
         if context_length > checkpoint.config.context_length:
             allowed = f"at most what the model was made for ({checkpoint.config.context_length})"
             raise ParameterError("context_length", context_length, allowed)
+        if config.speculate in (None, "auto"):
+            config = dataclasses.replace(config, speculate="auto" if executor == "native" else "off")
+        draft_model = find_draft_model(checkpoint, config, context_length)
         memory = plan_memory(
             KVLayout.of(checkpoint.config, config.kv_dtype),
-            available_bytes=machine.available_bytes,
+            available_bytes=machine.available_bytes - (draft_model.num_bytes if draft_model else 0),
             weight_bytes=weight_bytes(checkpoint, config),
             workspace_bytes=workspace_bytes(checkpoint.config, config),
             max_batch=config.max_batch,
@@ -136,6 +141,14 @@ class LLM:
         store = open_store(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1])
         try:
             self._assemble(wrap(loaded), tokenizer, config, template, memory, store)
+            use_speculation(
+                self._engine,
+                config,
+                tokenizer,
+                draft_model=draft_model,
+                model_identity=identity_of(checkpoint.files),
+                cost_file=cache_directory() / "step_costs.json",
+            )
         except BaseException:
             if store is not None:
                 store.close()
@@ -150,8 +163,12 @@ class LLM:
         config: EngineConfig | None = None,
         chat_template: Template | None = None,
         memory: MemoryPlan | None = None,
+        speculator: Speculator | None = None,
     ) -> LLM:
-        """An LLM over parts that exist already."""
+        """An LLM over parts that exist already. It speculates as ``config.speculate`` says (None: not at all), or with
+        ``speculator``."""
+        from paceline.engine.speculation import use_speculation
+
         if config is not None and config.kv_dir is not None:
             raise ParameterError("kv_dir", config.kv_dir, "None here: parts do not say which model their pages are of")
         llm = cls.__new__(cls)
@@ -161,6 +178,10 @@ class LLM:
         layout = KVLayout.of(executor.model, config.kv_dtype)
         memory = memory or MemoryPlan(machine.available_bytes, 0, 0, layout, executor.num_pages)
         llm._assemble(executor, tokenizer, config, chat_template, memory)
+        if speculator is not None:
+            llm._engine.use_speculator(speculator)
+        else:
+            use_speculation(llm._engine, config, tokenizer)
         llm.load_s = 0.0
         return llm
 
@@ -366,7 +387,7 @@ class LLM:
 
     def path(self) -> dict[str, str | int]:
         """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
-        return self._executor.path()
+        return {**self._executor.path(), "speculation": self._engine.speculation}
 
     @property
     def memory(self) -> MemoryPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import KV_FORMATS, WEIGHT_FORMATS, EngineConfig
+from paceline.config import ACCEPTANCES, KV_FORMATS, WEIGHT_FORMATS, EngineConfig
 
 if TYPE_CHECKING:
     from paceline.params import SamplingParams
@@ -27,6 +27,8 @@ ENGINE_FIELDS = {
     "kv_dir_size": "kv_dir_bytes",
     "max_queue": "max_queue",
     "max_gap_ms": "max_gap_ms",
+    "speculate": "speculate",
+    "acceptance": "acceptance",
 }
 """Flag (as its attribute) -> field of ``EngineConfig``."""
 
@@ -87,6 +89,27 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="MS",
         help="longest gap between the tokens of an answer while other prompts are read (default 100)",
+    )
+    drafts = group.add_mutually_exclusive_group()
+    _adder(drafts)(
+        "--speculate",
+        metavar="HOW",
+        help="who drafts tokens for a step to verify: auto (default), off, suffix, ngram, draft:MODEL, "
+        "draft:self:WEIGHTS, eagle:DIR, or several joined by +; no answer changes by it",
+    )
+    _adder(drafts)(
+        "--draft",
+        dest="speculate",
+        type="suffix+draft:{}".format,
+        metavar="MODEL",
+        help="a smaller model with the same vocabulary, or self:int4 for the model itself with other weights: "
+        "short for --speculate suffix+draft:MODEL",
+    )
+    add(
+        "--acceptance",
+        choices=ACCEPTANCES,
+        help="coupled: the same seed gives the same answer with and without drafts (default); exact: the same law, "
+        "and more is accepted",
     )
     group.add_argument("--verbose", action="store_true", help="print where the memory goes, on standard error")
 

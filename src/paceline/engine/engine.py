@@ -5,39 +5,25 @@ from __future__ import annotations
 import itertools
 import operator
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceline.config import EngineConfig
+from paceline.engine.commit import Committer, StepOutputs
 from paceline.engine.detokenize import TokenBytes, TokenText
-from paceline.engine.outputs import Completion, Delta, FinishReason, TokenLogprob, TopLogprob
+from paceline.engine.outputs import Completion, Delta, FinishReason
 from paceline.engine.pace import ChunkPacer
 from paceline.engine.plan import PlanBuilder
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.engine.stats import EngineStats
-from paceline.errors import ContextLengthError, KVCapacityError, OverloadError, ParameterError, RequestError
+from paceline.errors import ContextLengthError, KVCapacityError, OverloadError, ParameterError
 from paceline.executors.base import Executor, StepPlan, StepResult
 from paceline.kv.disk_tier import Store
 from paceline.kv.identity import domain_key
 from paceline.kv.manager import KVManager
 from paceline.params import SamplingParams
-from paceline.sampling.rows import SampledRows, SampleRows
-from paceline.speculate.chance import PhiloxChance
-from paceline.speculate.draft import Draft
 from paceline.speculate.speculator import Speculator
-from paceline.speculate.verify import accept, accept_drawn
-
-_STATUS = {
-    1: "the model gave a logit that is not a finite number: its weights or their quantisation are broken",
-    2: "no token is left to choose: logit_bias, stop tokens and min_tokens ban the whole vocabulary",
-    3: "a token id of the request lies outside the vocabulary",
-}
-"""What ``SampledRows.status`` means."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +33,6 @@ class Update:
     request: Request
     delta: Delta | None
     completion: Completion | None
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step that has run: its plan, its result, the tokens drawn at its outputs, and when it ended."""
-
-    plan: StepPlan
-    result: StepResult
-    tokens: list[int]
-    now_s: float
-
-    def check(self, output: int) -> None:
-        """Raises ``RequestError`` when no token could be drawn at an output."""
-        status = self.result.sampled.status
-        if status is not None and status[output]:
-            raise RequestError(_STATUS[int(status[output])])
 
 
 class Engine:
@@ -105,6 +75,7 @@ class Engine:
             token_budget=min(config.token_budget, executor.max_rows),
             max_outputs=executor.max_outputs,
         )
+        self._committer = Committer(executor, kv, self._token_bytes, exact=config.acceptance == "exact")
         self._pacer = ChunkPacer(config.max_gap_ms)
         self._builder = PlanBuilder(kv, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
         self._ids = itertools.count()
@@ -116,6 +87,11 @@ class Engine:
     def use_speculator(self, speculator: Speculator) -> None:
         """Has decoding requests verify what it proposes."""
         self._speculator = speculator
+
+    @property
+    def speculation(self) -> str:
+        """Who drafts."""
+        return "off" if self._speculator is None else self._speculator.name
 
     @property
     def has_work(self) -> bool:
@@ -204,7 +180,7 @@ class Engine:
         end = since
         if schedule.requests:
             if self._speculator is not None:
-                self._draft(self._speculator, schedule)
+                since += self._draft(self._speculator, schedule)
             plan = self._builder.build(schedule.requests)
             start = self._clock()
             self._python_s += start - since
@@ -225,9 +201,10 @@ class Engine:
                 self._pacer.observe(len(schedule.requests), len(plan.tokens), end - start)
                 updates += self._commit(plan, schedule, result, end)
             self.scheduler.kv.finish_step()
-            if result is not None:
-                if len(plan.tokens) > len(schedule.requests):  # a page takes a ms: seen beside a decode, not a prompt
-                    self.scheduler.kv.persist(1)
+            if result is not None and len(plan.logit_rows) < len(
+                plan.tokens
+            ):  # a page takes a ms: seen beside a decode
+                self.scheduler.kv.persist(1)
         else:
             assert schedule.failed or not self.has_work, "the scheduler is stuck"
         if self.has_work:
@@ -237,8 +214,8 @@ class Engine:
             self._python_since_s = None
         return updates
 
-    def _draft(self, speculator: Speculator, schedule: Schedule) -> None:
-        """Gives decoding requests of the step drafts to verify."""
+    def _draft(self, speculator: Speculator, schedule: Schedule) -> float:
+        """Gives decoding requests of the step drafts to verify; returns the seconds that drafting took."""
         room = self.scheduler.room_for_drafts(schedule)
         requests = [
             request
@@ -247,31 +224,30 @@ class Engine:
             and request.num_computed + 1 == len(request.tokens)
             and request.max_tokens - len(request.tokens) > 1
         ]
+        before_s = speculator.draft_s
         if room > 0 and requests:
             num_rows = sum([request.num_scheduled for request in schedule.requests])
             drafts = speculator.propose(requests, num_rows=num_rows, room=room)
             for request, draft in zip(requests, drafts, strict=True):
                 if draft is not None:
                     self.scheduler.add_draft(request, draft)
+        return speculator.draft_s - before_s
 
     def _commit(self, plan: StepPlan, schedule: Schedule, result: StepResult, now_s: float) -> list[Update]:
         """Takes the step's tokens over into the requests."""
         updates: list[Update] = []
-        step = _Step(plan, result, result.sampled.tokens.tolist(), now_s)
+        step = StepOutputs(plan, result, now_s)
         output = 0
         for request in schedule.requests:
             first = output
             output += request.num_outputs
             num_before = len(request.tokens)
             try:
-                if request.draft is not None:
-                    reason = self._take_draft(request, request.draft, step, first)
-                else:
-                    request.num_computed += request.num_scheduled
-                    reason = self._take(request, step, first, output) if request.num_outputs else None
+                reason = self._committer.commit(request, step, first, output)
             except Exception as error:  # a tokenizer that fails on one token must not stop the other requests
                 updates.append(self._fail(request, error))
                 continue
+            self._output_tokens += len(request.tokens) - num_before
             if self._speculator is not None:
                 self._speculator.observe(request, request.draft, request.tokens[num_before:])
             request.draft = None
@@ -282,107 +258,6 @@ class Engine:
             elif request.streaming and request.num_outputs and (text := request.detokenizer.take()):
                 updates.append(Update(request, self._delta(request, text), None))
         return updates
-
-    def _take(self, request: Request, step: _Step, first: int, end: int) -> FinishReason | None:
-        """Adds outputs first..end-1 of the step to a request; returns why it ended, None when it goes on."""
-        for output in range(first, end):
-            step.check(output)
-        if request.num_computed < len(request.tokens):  # only log-probabilities of the prompt
-            self._add_prompt_logprobs(request, step.result, first, end)
-            return None
-        if end - first > 1:
-            self._add_prompt_logprobs(request, step.result, first, end - 1)
-        return self._append(request, step.tokens[end - 1], step.result.sampled, end - 1, step.now_s)
-
-    def _take_draft(self, request: Request, draft: Draft, step: _Step, first: int) -> FinishReason | None:
-        """Adds what of a draft the target accepts, and the token that it draws after that."""
-        num_rows = len(draft) + 1
-        sampled = step.result.sampled
-        if request.params.temperature > 0 and self.config.acceptance == "exact":
-            rows, tokens = self._accept_exact(request, draft, step, first)
-            sampled = self._reported(request, tokens, [0, *rows], first)
-            outputs = range(len(tokens))
-        else:
-            drawn = step.tokens[first : first + num_rows]
-            rows = accept_drawn(draft, drawn)
-            outputs = [first, *(first + row for row in rows)]
-            tokens = [step.tokens[output] for output in outputs]
-        if rows:
-            branch = bisect_right(draft.branch_starts(), rows[-1]) - 1
-            if branch > 0:
-                self.scheduler.kv.take(request.forks[branch - 1])
-        for row, output, token in zip([0, *rows], outputs, tokens, strict=True):
-            step.check(first + row)
-            request.num_computed += 1
-            reason = self._append(request, token, sampled, output, step.now_s)
-            if reason is not None:
-                return reason
-        return None
-
-    def _append(
-        self, request: Request, token: int, sampled: SampledRows, output: int, now_s: float
-    ) -> FinishReason | None:
-        """Adds the token that was drawn at an output; returns why the request ended, None when it goes on."""
-        params = request.params
-        request.tokens.append(token)
-        self._output_tokens += 1
-        if request.first_token_s is None:
-            request.first_token_s = now_s
-        request.last_token_s = now_s
-        if request.logprobs is not None:
-            request.logprobs.append(self._logprob(sampled, output, params.logprobs or 0))
-        num_output = len(request.tokens) - request.num_prompt
-        if request.counts is not None:
-            request.counts.add(token)
-        if request.banned is not None and num_output >= params.min_tokens:
-            request.banned = None
-        if token in request.stop_ids:
-            return "stop"
-        request.detokenizer.feed(token, may_stop=num_output > params.min_tokens)
-        if request.detokenizer.stopped:
-            return "stop"
-        return "length" if len(request.tokens) == request.max_tokens else None
-
-    def _accept_exact(self, request: Request, draft: Draft, step: _Step, first: int) -> tuple[list[int], list[int]]:
-        """Accepted rows and the tokens that follow row 0 and each of them, by stochastic acceptance."""
-
-        def p(row: int) -> NDArray[np.float64]:
-            step.check(first + row)
-            distribution: NDArray[np.float64] = self.executor.probabilities(step.plan.samples, [first + row])[0]
-            return distribution
-
-        accepted = accept(draft, p, PhiloxChance(int(request.record["seed"][0]), len(request.tokens)))
-        rows = list(accepted.rows)
-        return rows, [*(draft.tokens[row - 1] for row in rows), accepted.token]
-
-    def _reported(self, request: Request, tokens: Sequence[int], rows: Sequence[int], first: int) -> SampledRows | None:
-        """Log-probabilities of tokens that others than native sampling chose, where they are wanted."""
-        if request.logprobs is None:
-            return None
-        forced = np.repeat(request.record, len(tokens))
-        forced["forced"] = tokens
-        return self.executor.score(SampleRows(forced), [first + row for row in rows])
-
-    def _add_prompt_logprobs(self, request: Request, result: StepResult, first: int, end: int) -> None:
-        assert request.prompt_logprobs is not None
-        for output in range(first, end):
-            assert int(result.sampled.tokens[output]) == request.tokens[len(request.prompt_logprobs)]
-            top = request.params.prompt_logprobs or 0
-            request.prompt_logprobs.append(self._logprob(result.sampled, output, top))
-
-    def _logprob(self, sampled: SampledRows, output: int, num_top: int) -> TokenLogprob:
-        token_bytes = self._token_bytes
-        top = tuple(
-            TopLogprob(token, logprob, token_bytes[token])
-            for token, logprob in zip(
-                sampled.top_tokens[output, :num_top].tolist(),
-                sampled.top_logprobs[output, :num_top].tolist(),
-                strict=True,
-            )
-            if token >= 0
-        )
-        token = int(sampled.tokens[output])
-        return TokenLogprob(token, float(np.float32(sampled.logprobs[output])), token_bytes[token], top)
 
     def _delta(self, request: Request, text: str, completion: Completion | None = None) -> Delta:
         """A piece of stream: ``text`` and the tokens since the piece before."""
@@ -441,6 +316,8 @@ class Engine:
             pages_cached=scheduler.kv.tree.num_evictable,
             pages_touched=pool.num_touched,
             pages_total=pool.num_pages,
+            speculation=None if self._speculator is None else self._speculator.counts(),
+            draft_s=0.0 if self._speculator is None else self._speculator.draft_s,
             python_s=self._python_s,
             executor_s=self._executor_s,
         )

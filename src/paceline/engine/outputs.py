@@ -77,8 +77,8 @@ class Completion:
     """The answer to a prompt.
 
     ``token_ids`` are all tokens drawn, the one that ended the answer included; ``text`` is without it and without the
-    stop string. ``speculation`` tells what became of its drafts, None where nobody drafts. ``error`` is set exactly when ``finish_reason`` is "error". ``choices`` holds all answers when n > 1;
-    the fields are the first one's.
+    stop string. ``error`` is set exactly when ``finish_reason`` is "error". ``choices`` holds all answers when n > 1;
+    the fields are the first one's. ``speculation`` tells what became of its drafts, None where nobody drafts.
     """
 
     text: str

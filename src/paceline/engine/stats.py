@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.speculate.counts import SpeculationCounts
+
 
 @dataclass(frozen=True)
 class EngineStats:
@@ -19,6 +21,8 @@ class EngineStats:
     pages_used, pages_cached, pages_touched, pages_total
                                        pages that requests hold now, that only the cache holds, ever used (so in
     memory), in the pool
+    speculation                        what became of drafts, None where nobody drafts
+    draft_s                            time in drafters
     python_s, executor_s               time in Python (planning, committing, text) and in the executor while there was
     work
     """
@@ -39,6 +43,8 @@ class EngineStats:
     pages_cached: int
     pages_touched: int
     pages_total: int
+    speculation: SpeculationCounts | None
+    draft_s: float
     python_s: float
     executor_s: float
 

@@ -149,7 +149,6 @@ class NativeExecutor:
             "threads": self.program.num_threads,
             "weights": self._config.weights,
             "kv_dtype": self.program.kv_kind,
-            "speculation": "off",
         }
 
 

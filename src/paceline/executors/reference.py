@@ -149,5 +149,4 @@ class ReferenceExecutor:
             "threads": 1,
             "weights": self._config.weights,
             "kv_dtype": self._config.kv_dtype,
-            "speculation": "off",
         }

@@ -1,4 +1,4 @@
-"""Gives the requests of a step their drafts: asks the drafters, lets the controller decide, learns from what came of it."""
+"""Gives the requests of a step their drafts: asks the drafters, lets the controller choose, learns from the outcome."""
 
 from __future__ import annotations
 

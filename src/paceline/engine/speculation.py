@@ -1,0 +1,144 @@
+"""Makes the speculator that a configuration asks for: its drafters, and the costs that its controller knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.config import DrafterName, EngineConfig, parse_speculate
+from paceline.engine.detokenize import TokenText
+from paceline.engine.engine import Engine
+from paceline.engine.memory import weight_bytes
+from paceline.errors import ParameterError, UnsupportedError
+from paceline.executors.base import Executor
+from paceline.kv.layout import KVLayout, pages_for
+from paceline.speculate.controller import Controller
+from paceline.speculate.cost import StepCost, load_step_cost, measure_step_cost, save_step_cost
+from paceline.speculate.draft import Drafter
+from paceline.speculate.draft_model import DraftModelDrafter, OwnPages, TargetPages, check_vocabularies
+from paceline.speculate.ngram import NgramDrafter
+from paceline.speculate.speculator import Speculator
+from paceline.speculate.suffix import SuffixDrafter
+from paceline.weights.raw import Checkpoint
+
+SELF = "self:"
+"""``draft:self:WEIGHTS`` is the model itself with other weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel:
+    """A model that drafts, and how it is loaded."""
+
+    checkpoint: Checkpoint
+    config: EngineConfig
+    is_target: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes of the memory: weights, and keys and values where it has its own."""
+        return weight_bytes(self.checkpoint, self.config) + (0 if self.is_target else self.config.kv_memory_bytes or 0)
+
+
+def find_draft_model(checkpoint: Checkpoint, config: EngineConfig, context_length: int) -> DraftModel | None:
+    """The model that ``config.speculate`` names as drafter of ``checkpoint``, not loaded yet; None without one.
+
+    Raises ``ParameterError`` for weights that do not exist, and what opening a model raises.
+    """
+    from paceline.weights.catalog import resolve_model
+    from paceline.weights.checkpoint import open_checkpoint
+
+    names = [name.source for name in parse_speculate(config.speculate or "off") if name.kind == "draft"]
+    if not names:
+        return None
+    if len(names) > 1:
+        raise ParameterError("speculate", config.speculate, "one draft model")
+    source = names[0]
+    if source.startswith(SELF):
+        weights = source.removeprefix(SELF)
+        as_target = dataclasses.replace(config, weights=weights, head_bits=None)  # type: ignore[arg-type]  # validates
+        return DraftModel(checkpoint, as_target, is_target=True)
+    draft = open_checkpoint(resolve_model(source))
+    layout = KVLayout.of(draft.config, config.kv_dtype)
+    own = dataclasses.replace(
+        config,
+        weights="native",
+        head_bits=None,
+        context_length=min(context_length, draft.config.context_length),
+        kv_memory_bytes=pages_for(context_length) * min(config.max_batch, 8) * layout.page_bytes,
+    )
+    return DraftModel(draft, own, is_target=False)
+
+
+def use_speculation(
+    engine: Engine,
+    config: EngineConfig,
+    tokenizer: TokenText,
+    *,
+    draft_model: DraftModel | None = None,
+    model_identity: str | None = None,
+    cost_file: Path | None = None,
+) -> Speculator | None:
+    """Has ``engine``, which has not run yet, verify what the drafters of ``config.speculate`` propose.
+
+    What steps cost is measured now, or read from ``cost_file`` where it was kept for ``model_identity``.
+    """
+    names = parse_speculate(config.speculate or "off")
+    if not names:
+        return None
+    executor = engine.executor
+    drafters = [_open(name, engine, config, tokenizer, draft_model) for name in names]
+    controller = Controller(_step_cost(executor, model_identity, cost_file))
+    speculator = Speculator(drafters, controller, vocab_size=executor.model.vocab_size)
+    engine.use_speculator(speculator)
+    return speculator
+
+
+def _step_cost(executor: Executor, model_identity: str | None, cost_file: Path | None) -> StepCost:
+    if model_identity is None or cost_file is None:
+        return measure_step_cost(executor)
+    key = f"{model_identity} {sorted(executor.path().items())}"
+    cost = load_step_cost(cost_file, key)
+    if cost is None:
+        cost = measure_step_cost(executor)
+        save_step_cost(cost_file, key, cost)
+    return cost
+
+
+def _open(
+    name: DrafterName, engine: Engine, config: EngineConfig, tokenizer: TokenText, draft_model: DraftModel | None
+) -> Drafter:
+    if name.kind == "suffix":
+        return SuffixDrafter()
+    if name.kind == "ngram":
+        return NgramDrafter()
+    if name.kind == "eagle" or draft_model is None:
+        raise UnsupportedError(f"speculate {name.kind}:{name.source}: it needs a model that is loaded by name")
+    return _open_draft_model(draft_model, engine, config, tokenizer)
+
+
+def _open_draft_model(
+    draft_model: DraftModel, engine: Engine, config: EngineConfig, tokenizer: TokenText
+) -> DraftModelDrafter:
+    from paceline.executors.native import NativeExecutor
+    from paceline.text.tokenizer import load_tokenizer
+
+    vocab_size = engine.executor.model.vocab_size
+    exact = config.acceptance == "exact"
+    if draft_model.is_target:
+        target = engine.executor
+        if not isinstance(target, NativeExecutor):
+            raise UnsupportedError("speculate draft:self: needs the native executor")
+        executor = NativeExecutor.load(draft_model.checkpoint, draft_model.config, pages_of=target)
+        return DraftModelDrafter(executor, TargetPages(engine.scheduler.kv), vocab_size=vocab_size, exact=exact)
+    check_vocabularies(
+        tokenizer, load_tokenizer(draft_model.checkpoint), vocab_size, draft_model.checkpoint.config.vocab_size
+    )
+    executor = NativeExecutor.load(draft_model.checkpoint, draft_model.config)
+    return DraftModelDrafter(executor, OwnPages(executor, draft_model.config), vocab_size=vocab_size, exact=exact)
+
+
+def identity_of(files: Sequence[Path]) -> str:
+    """Names the files of a model as they are now, without reading them."""
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return " ".join(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in stats)
