@@ -1,21 +1,56 @@
-"""Gives the requests of a step their drafts: asks the drafters, lets the controller choose, learns from the outcome."""
+"""Gives the requests of a step their drafts: asks the drafters, lets a policy choose, learns from the outcome."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from paceline.speculate.controller import Controller
 from paceline.speculate.counts import SpeculationCounts
 from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter
 
 _T = TypeVar("_T")
 
 
+class Policy(Protocol):
+    """Decides how much is drafted and verified: ``controller.Controller``, or one that takes all to test the rest."""
+
+    def limits(
+        self, drafter: str, is_free: bool, request_ids: Sequence[int], num_rows: int, num_requests: int
+    ) -> list[int]:
+        """How many tokens to ask a drafter for, for each request, in a step of ``num_rows`` rows without drafts."""
+        ...
+
+    def choose(
+        self, drafts: Sequence[Draft | None], num_rows: int, num_requests: int, draft_cost_s: float
+    ) -> list[Draft | None]:
+        """What of the drafts is verified."""
+        ...
+
+    def observe(self, request_id: int, proposed: Draft, verified: Draft | None, tokens: Sequence[int]) -> None:
+        """Learns what tokens came where ``proposed`` was proposed and ``verified`` of it was verified."""
+        ...
+
+    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
+        """Learns what a drafter took."""
+        ...
+
+    def observe_step(self, num_rows: int, elapsed_s: float) -> None:
+        """Learns what a step of that many rows, all of them outputs, took."""
+        ...
+
+    def counts(self, request_id: int | None = None) -> SpeculationCounts:
+        """Of all requests, or of one that is not finished."""
+        ...
+
+    def finish(self, request_id: int) -> None:
+        """Forgets a request."""
+        ...
+
+
 class Speculator:
-    """Drafters in the order in which they are asked, and the controller that they share.
+    """Drafters in the order in which they are asked, and the policy that they share.
 
     A request whose draft of one drafter does not pay is offered to the next. A drafter that raises is not asked again;
     ``failure`` tells what happened. Whatever drafters propose, only sound drafts come out of ``propose``.
@@ -24,13 +59,13 @@ class Speculator:
     def __init__(
         self,
         drafters: Sequence[Drafter],
-        controller: Controller,
+        policy: Policy,
         *,
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.drafters = list(drafters)
-        self.controller = controller
+        self.policy = policy
         self.failure: str | None = None
         self.draft_s = 0.0
         self._vocab_size = vocab_size
@@ -52,7 +87,7 @@ class Speculator:
         for drafter in list(self.drafters):
             open_ = [at for at, draft in enumerate(chosen) if draft is None]
             ids = [contexts[at].request_id for at in open_]
-            limits = self.controller.limits(drafter.name, drafter.is_free, ids, num_rows, num_requests)
+            limits = self.policy.limits(drafter.name, drafter.is_free, ids, num_rows, num_requests)
             asked = []
             for at, limit in zip(open_, limits, strict=True):
                 context = contexts[at]
@@ -64,10 +99,15 @@ class Speculator:
             drafts, spent_s = self._ask(drafter, [contexts[at] for at, _ in asked], [limit for _, limit in asked])
             if not any(drafts):
                 continue
-            picked = self.controller.choose(drafts, num_rows, num_requests, spent_s)
+            # A draft that was drawn is taken as it is: to drop a node for its own token would bend the law of exact
+            # acceptance.
+            choice = [draft if draft is None or draft.q is None else None for draft in drafts]
+            picked = self.policy.choose(choice, num_rows, num_requests, spent_s) if any(choice) else choice
             for (at, _), draft, pick in zip(asked, drafts, picked, strict=True):
                 if draft is not None:
                     self._proposed[contexts[at].request_id] = draft
+                if draft is not None and draft.q is not None:
+                    pick = draft
                 if pick is not None and len(pick) > room:
                     pick = pick.keep(range(room)) if room else None
                 if pick is not None:
@@ -80,22 +120,22 @@ class Speculator:
         """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft."""
         proposed = self._proposed.pop(context.request_id, None)
         if proposed is not None:
-            self.controller.observe(context.request_id, proposed, verified, tokens)
+            self.policy.observe(context.request_id, proposed, verified, tokens)
 
     def observe_step(self, num_rows: int, elapsed_s: float) -> None:
         """Learns what a step of ``num_rows`` rows, all of them outputs, took."""
-        self.controller.cost.observe(num_rows, elapsed_s)
+        self.policy.observe_step(num_rows, elapsed_s)
 
     def finish(self, context: Context) -> None:
         """Forgets a request that has ended, but for what its output teaches."""
         self._proposed.pop(context.request_id, None)
-        self.controller.finish(context.request_id)
+        self.policy.finish(context.request_id)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.finish, context))
 
     def counts(self, request_id: int | None = None) -> SpeculationCounts:
         """What became of all drafts, or of those of one request that has not been finished."""
-        return self.controller.counts(request_id)
+        return self.policy.counts(request_id)
 
     def _ask(self, drafter: Drafter, contexts: list[Context], limits: list[int]) -> tuple[list[Draft | None], float]:
         """Sound drafts, and the seconds that they took."""
@@ -105,7 +145,7 @@ class Speculator:
         self.draft_s += spent_s
         num_tokens = sum([len(draft) for draft in drafts if draft is not None])
         if num_tokens:
-            self.controller.observe_draft_cost(drafter.name, num_tokens, spent_s)
+            self.policy.observe_draft_cost(drafter.name, num_tokens, spent_s)
         sound = [
             None if draft is None else self._sound(draft, limit, context)
             for draft, limit, context in zip(drafts, limits, contexts, strict=True)

@@ -1,0 +1,232 @@
+"""The engine with drafts: every answer is the one without, whatever is drafted, and the books balance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
+from scripted_drafts import NonsenseDrafter, OracleDrafter, TakeAll
+
+from paceline.config import EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.outputs import Completion
+from paceline.engine.request import Request
+from paceline.params import SamplingParams
+from paceline.speculate.draft import Context, Draft, Drafter
+from paceline.speculate.speculator import Speculator
+
+VOCAB = 97
+EOS = VOCAB - 1
+PROMPTS = [[5, 6, 7, 8], [9] * 40, list(range(70)), [1, 2], [50] * 31, [3, 1, 4, 1, 5]]
+
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=40, ignore_eos=True, logprobs=2),
+    "to the end of text": SamplingParams(max_tokens=200, logprobs=0),
+    "temperature": SamplingParams(max_tokens=40, temperature=1.2, seed=7, logprobs=1),
+    "repetition_penalty": SamplingParams(max_tokens=40, repetition_penalty=1.7, ignore_eos=True, logprobs=0),
+    "frequency_penalty": SamplingParams(max_tokens=40, frequency_penalty=1.5, presence_penalty=0.5, ignore_eos=True),
+    "logit_bias": SamplingParams(max_tokens=40, logit_bias={3: 2.5, 4: -3.0}, temperature=0.8, seed=1),
+    "min_tokens": SamplingParams(max_tokens=60, min_tokens=25, stop_token_ids=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
+    "stop": SamplingParams(max_tokens=200, stop=("Q", "ab"), ignore_eos=True),
+    "prompt_logprobs": SamplingParams(max_tokens=20, prompt_logprobs=1, logprobs=1, ignore_eos=True),
+    "one token": SamplingParams(max_tokens=1),
+    "two tokens": SamplingParams(max_tokens=2, ignore_eos=True),
+    "to the end of the context": SamplingParams(ignore_eos=True),
+}
+
+
+def make_engine(
+    *, pages: int = 64, max_batch: int = 8, budget: int = 64, window: int | None = None, prefix_cache: bool = True
+) -> Engine:
+    executor = FakeExecutor(
+        model=tiny_model(VOCAB, 160, window), num_pages=pages, max_rows=budget, max_outputs=max(max_batch, budget)
+    )
+    config = EngineConfig(max_batch=max_batch, token_budget=budget, prefix_cache=prefix_cache)
+    return Engine(executor, FakeTokenizer(VOCAB), config)
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    """The completions of requests, the books checked after each step."""
+    done: dict[Request, Completion] = {}
+    for request in requests:
+        engine.add(request)
+    for _ in range(5000):
+        if not engine.has_work:
+            break
+        for update in engine.step():
+            if update.completion is not None:
+                done[update.request] = update.completion
+        engine.scheduler.check()
+    assert engine.stats().pages_used == 0
+    return [done[request] for request in requests]
+
+
+def same(one: Completion, other: Completion) -> bool:
+    """Whether two answers are equal in all that does not tell how they were computed."""
+    fields = ("text", "token_ids", "finish_reason", "logprobs", "prompt_logprobs")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+def plain(params: SamplingParams, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
+    """The answers without drafts, each alone."""
+    answers = []
+    for prompt in prompts:
+        engine = make_engine()
+        answers += run(engine, [engine.make_request(prompt, params, seed=11)])
+    return answers
+
+
+def speculate(
+    engine: Engine, params: SamplingParams, answers: Sequence[Completion], *, seed: int, chains: bool
+) -> tuple[list[Completion], TakeAll]:
+    """The answers with drafts that are partly right."""
+    requests = [engine.make_request(prompt, params, seed=11) for prompt in PROMPTS[: len(answers)]]
+    truth = {
+        request.request_id: [*prompt, *answer.token_ids]
+        for request, prompt, answer in zip(requests, PROMPTS, answers, strict=False)
+    }
+    policy = TakeAll()
+    engine.use_speculator(Speculator([OracleDrafter(truth, VOCAB, seed=seed, chains=chains)], policy, vocab_size=VOCAB))
+    return run(engine, requests), policy
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("chains", [True, False], ids=["chains", "trees"])
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_answers_are_those_without_drafts(name: str, chains: bool, max_batch: int) -> None:
+    params = PARAMS[name]
+    answers = plain(params)
+    got, policy = speculate(make_engine(max_batch=max_batch), params, answers, seed=3, chains=chains)
+    assert all(map(same, got, answers))
+    if (params.max_tokens or 100) > 2:
+        assert policy.accepted > 20
+        assert policy.verified > policy.accepted
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("pages", [6, 9, 14])
+def test_too_few_pages_shorten_drafts_and_change_nothing(seed: int, pages: int) -> None:
+    params = PARAMS["greedy"]
+    answers = plain(params)
+    engine = make_engine(pages=pages, max_batch=5)
+    got, policy = speculate(engine, params, answers, seed=seed, chains=False)
+    assert all(map(same, got, answers))
+    assert policy.accepted > 0
+
+
+@pytest.mark.parametrize("window", [20, 50])
+def test_a_sliding_window(window: int) -> None:
+    params = SamplingParams(max_tokens=70, ignore_eos=True)
+    prompts = PROMPTS[:3]
+    answers = []
+    for prompt in prompts:
+        engine = make_engine(window=window)
+        answers += run(engine, [engine.make_request(prompt, params, seed=11)])
+        assert answers[-1].token_ids == reference_tokens(prompt, 70, window=window)
+    got, policy = speculate(make_engine(window=window), params, answers, seed=5, chains=False)
+    assert all(map(same, got, answers))
+    assert policy.accepted > 50
+
+
+def test_what_is_cached_after_drafts_is_right() -> None:
+    params = PARAMS["greedy"]
+    answers = plain(params)
+    engine = make_engine()
+    speculate(engine, params, answers, seed=9, chains=False)
+    prompts = [[*prompt, *answer.token_ids[:-1]] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    engine = make_engine()
+    got, _ = speculate(engine, params, answers, seed=9, chains=False)
+    requests = [engine.make_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)) for prompt in prompts]
+    engine.use_speculator(Speculator([], TakeAll(), vocab_size=VOCAB))
+    again = run(engine, requests)
+    assert [one.token_ids for one in again] == [answer.token_ids[-1:] for answer in answers]
+    assert all(one.num_cached_tokens >= len(prompt) - 1 for one, prompt in zip(again, prompts, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nonsense_changes_nothing(seed: int) -> None:
+    params = PARAMS["to the end of text"]
+    answers = plain(params)
+    engine = make_engine(pages=20)
+    engine.use_speculator(Speculator([NonsenseDrafter(VOCAB, seed=seed)], TakeAll(), vocab_size=VOCAB))
+    got = run(engine, [engine.make_request(prompt, params, seed=11) for prompt in PROMPTS])
+    assert all(map(same, got, answers))
+
+
+class BrokenDrafter:
+    """Raises."""
+
+    name = "broken"
+    is_free = True
+
+    def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+        """Never returns."""
+        raise ZeroDivisionError("a bug")
+
+    def finish(self, context: Context) -> None:
+        """Keeps nothing."""
+
+
+def test_a_drafter_that_fails_is_asked_no_more_and_costs_no_answer() -> None:
+    params = PARAMS["greedy"]
+    engine = make_engine()
+    broken: Drafter = BrokenDrafter()
+    speculator = Speculator([broken], TakeAll(), vocab_size=VOCAB)
+    engine.use_speculator(speculator)
+    got = run(engine, [engine.make_request(prompt, params, seed=11) for prompt in PROMPTS])
+    assert all(map(same, got, plain(params)))
+    assert speculator.drafters == []
+    assert speculator.failure is not None
+    assert "a bug" in speculator.failure
+    assert engine.speculation == "off"
+
+
+def test_an_abort_frees_the_pages_of_drafts() -> None:
+    engine = make_engine()
+    request = engine.make_request(PROMPTS[0], PARAMS["greedy"], seed=11)
+    answers = plain(PARAMS["greedy"])
+    policy = TakeAll()
+    truth = {request.request_id: [*PROMPTS[0], *answers[0].token_ids]}
+    engine.use_speculator(Speculator([OracleDrafter(truth, VOCAB, seed=1, chains=False)], policy, vocab_size=VOCAB))
+    engine.add(request)
+    for _ in range(4):
+        engine.step()
+        engine.scheduler.check()
+    engine.abort(request)
+    engine.scheduler.check()
+    assert engine.stats().pages_used == 0
+    assert policy.finished == [request.request_id]
+
+
+def test_a_failing_step_frees_the_pages_of_drafts() -> None:
+    answers = plain(PARAMS["greedy"])
+    engine = make_engine()
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    request = engine.make_request(PROMPTS[0], PARAMS["greedy"], seed=11)
+    truth = {request.request_id: [*PROMPTS[0], *answers[0].token_ids]}
+    drafter = OracleDrafter(truth, VOCAB, seed=1, chains=False)
+    engine.use_speculator(Speculator([drafter], TakeAll(), vocab_size=VOCAB))
+    executor.fail_when = answers[0].token_ids[10]
+    (completion,) = run(engine, [request])
+    assert completion.finish_reason == "error"
+    assert completion.token_ids == answers[0].token_ids[: len(completion.token_ids)]
+
+
+def test_answers_differ_where_rows_of_the_trunk_are_not_written_to_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison sees what it is there for."""
+
+    class Forgetful(FakeExecutor):
+        def run(self, plan):  # type: ignore[no-untyped-def]
+            plan.kv_writes.resize((0, 2), refcheck=False)
+            return super().run(plan)
+
+    params = PARAMS["greedy"]
+    answers = plain(params)
+    config = EngineConfig(max_batch=8, token_budget=64)
+    executor = Forgetful(model=tiny_model(VOCAB, 160), num_pages=64, max_rows=64)
+    engine = Engine(executor, FakeTokenizer(VOCAB), config)
+    with pytest.raises(AssertionError, match="the answer has changed"):
+        speculate(engine, params, answers, seed=3, chains=False)
+        raise AssertionError("nothing was noticed")
