@@ -389,6 +389,15 @@ class LLM:
         """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
         return {**self._executor.path(), "speculation": self._engine.speculation}
 
+    @contextlib.contextmanager
+    def without_drafts(self) -> Iterator[None]:
+        """While it lasts nothing is speculated, for any request: answers are the same, only their speed is not."""
+        before, self._engine.drafts = self._engine.drafts, False
+        try:
+            yield
+        finally:
+            self._engine.drafts = before
+
     @property
     def memory(self) -> MemoryPlan:
         """Where the memory goes."""

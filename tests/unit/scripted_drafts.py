@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 
 from paceline.speculate.counts import SpeculationCounts
-
 from paceline.speculate.draft import MAX_NODES, Context, Draft
 
 
@@ -101,7 +100,7 @@ class OracleDrafter:
 
 
 class NonsenseDrafter:
-    """Proposes what no drafter should: tokens outside the vocabulary, the same twice, too many, too deep, or an error."""
+    """Proposes what no drafter should: tokens outside the vocabulary, the same twice, too many, too deep."""
 
     name = "nonsense"
     is_free = True

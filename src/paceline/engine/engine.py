@@ -83,9 +83,10 @@ class Engine:
         self._python_s = self._executor_s = 0.0
         self._python_since_s: float | None = None  # None while there is no work
         self._speculator: Speculator | None = None
+        self.drafts = True
 
     def use_speculator(self, speculator: Speculator) -> None:
-        """Has decoding requests verify what it proposes."""
+        """Has decoding requests verify what it proposes, but while ``drafts`` is False."""
         self._speculator = speculator
 
     @property
@@ -179,7 +180,7 @@ class Engine:
                 request.started_s = since
         end = since
         if schedule.requests:
-            if self._speculator is not None:
+            if self._speculator is not None and self.drafts:
                 since += self._draft(self._speculator, schedule)
             plan = self._builder.build(schedule.requests)
             start = self._clock()
