@@ -62,6 +62,22 @@ def uniforms(seed: int, position: int, count: int) -> NDArray[np.float64]:
     return (words(seed, position, count).astype(np.float64) + 0.5) * 2.0**-32
 
 
+def acceptance_uniforms(seed: int, position: int, start: int, count: int) -> NDArray[np.float64]:
+    """Numbers ``start`` .. ``start + count - 1`` of a step whose first drawn token is at ``position``, strictly between
+    0 and 1: what speculative verification accepts by.
+
+    Number i has counter (i, position, 1, 0); the noise of tokens has 0 in the third word, so none is used twice. It is
+    (k + 1/2) / 2^52 with k the first 52 bits: 32 would never choose a token of probability 1e-10.
+    """
+    counter = np.zeros((count, 4), np.uint32)
+    counter[:, 0] = np.arange(start, start + count)
+    counter[:, 1] = position
+    counter[:, 2] = 1
+    drawn = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)).astype(np.uint64)
+    k = (drawn[:, 0] << np.uint64(20)) | (drawn[:, 1] >> np.uint64(12))
+    return (k.astype(np.float64) + 0.5) * 2.0**-52
+
+
 def gumbel(seed: int, position: int, count: int) -> NDArray[np.float64]:
     """Standard Gumbel noise, one a token."""
     u = uniforms(seed, position, count)
