@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,16 @@ def detect_machine(isa: str | None = None, *, root: Path = Path("/"), num_affine
         num_threads=max(1, min([num_affine, *quotas])),
         available_bytes=max(0, min(available)),
     )
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the kernel gives it, else as the operating system does."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def _read(path: Path) -> str:

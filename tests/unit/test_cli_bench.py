@@ -14,13 +14,15 @@ from fake_executor import FakeExecutor, tiny_model
 from paceline.cli import bench
 from paceline.cli.main import main
 from paceline.config import EngineConfig
+from paceline.executors.rows_plan import rows_plan
 from paceline.llm import LLM
+from paceline.machine import processor_name
 from paceline.measure import load, record
 from paceline.measure.load import measure_batch, measure_decode, measure_prefill
 from paceline.measure.prompts import prompt_tokens
 from paceline.measure.record import Measurement
 from paceline.measure.roofline import Peaks, Traffic, Work
-from paceline.measure.verify_cost import measure_verify_cost, rows_plan
+from paceline.measure.verify_cost import measure_verify_cost
 
 TRAFFIC = Traffic(layer_bytes=1000, head_bytes=300, kv_bytes=8, layer_operations=4000, head_operations=900)
 DOCUMENT_KEYS = {"metric", "median", "min", "max", "runs", "path", "limit"}
@@ -203,5 +205,5 @@ def test_commit_is_only_that_of_the_own_tree(tmp_path: Path) -> None:
 def test_processor_name(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: A Fast One\n")
-    assert record._processor(cpuinfo) == "A Fast One"
-    assert isinstance(record._processor(tmp_path / "none"), str)
+    assert processor_name(cpuinfo) == "A Fast One"
+    assert isinstance(processor_name(tmp_path / "none"), str)

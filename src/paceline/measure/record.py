@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
+from paceline.machine import processor_name
 from paceline.measure.roofline import Peaks, Work
 
 
@@ -66,7 +67,7 @@ def environment() -> dict[str, Any]:
     """The machine and the program: processor, system, versions, the commit where it is known."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": processor_name(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "paceline": __version__,
@@ -80,15 +81,6 @@ def write_record(path: Path, model: str, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def _commit(directory: Path) -> str | None:

@@ -11,36 +11,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.errors import ParameterError
-from paceline.executors.base import Executor, StepPlan
+from paceline.executors.base import Executor
+from paceline.executors.rows_plan import rows_plan
 from paceline.kv.layout import KVLayout, pages_for
 from paceline.machine import detect_machine
 from paceline.measure.record import Measurement
 from paceline.measure.roofline import PeaksProbe, Traffic, decode_work, measure_peaks
 from paceline.measure.runs import Report, quiet
-from paceline.sampling.rows import greedy_rows
 from paceline.weights.raw import Checkpoint
 
 MAX_ROWS = 64
-
-
-def rows_plan(tokens: Sequence[int], start: int, *, num_outputs: int) -> StepPlan:
-    """One sequence's rows at positions ``start``.., the last ``num_outputs`` with logits, over pages 0, 1, 2, ... in
-    order."""
-    num_rows, end = len(tokens), start + len(tokens)
-    samples = greedy_rows(num_outputs)
-    samples.rows["position"] = np.arange(end - num_outputs + 1, end + 1)
-    return StepPlan(
-        tokens=np.asarray(tokens, np.int32),
-        positions=np.arange(start, end, dtype=np.int32),
-        row_starts=np.array([0, num_rows], np.int32),
-        page_table=np.arange(-(-end // PAGE_TOKENS), dtype=np.int32)[None],
-        logit_rows=np.arange(num_rows - num_outputs, num_rows, dtype=np.int32),
-        samples=samples,
-    )
 
 
 def load_executor(checkpoint: Checkpoint, config: EngineConfig, *, depth: int, max_rows: int = MAX_ROWS) -> Executor:
