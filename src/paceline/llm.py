@@ -102,7 +102,7 @@ class LLM:
         from paceline.engine.speculation import find_draft_model, identity_of, use_speculation
         from paceline.text.chat import load_chat_template
         from paceline.text.tokenizer import load_tokenizer
-        from paceline.weights.catalog import cache_directory, resolve_model
+        from paceline.weights.catalog import resolve_model
         from paceline.weights.checkpoint import open_checkpoint
 
         checkpoint = open_checkpoint(resolve_model(model))
@@ -147,7 +147,6 @@ class LLM:
                 tokenizer,
                 draft_model=draft_model,
                 model_identity=identity_of(checkpoint.files),
-                cost_file=cache_directory() / "step_costs.json",
             )
         except BaseException:
             if store is not None:

@@ -101,8 +101,9 @@ class FakeExecutor:
         return self._logits
 
     def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
-        """The definition's distributions at outputs of the last step."""
-        return np.stack([probabilities(self._logits[output], samples.rows[output], samples) for output in outputs])
+        """The distributions by their definition, filters included."""
+        found = [probabilities(self._logits[output], samples.rows[output], samples) for output in outputs]
+        return np.array(found).reshape(-1, self.model.vocab_size)
 
     def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
         """What the records choose and report at these outputs of the last step."""

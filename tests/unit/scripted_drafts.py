@@ -26,7 +26,12 @@ class TakeAll:
         return [self.limit] * len(request_ids)
 
     def choose(
-        self, drafts: Sequence[Draft | None], num_rows: int, num_requests: int, draft_cost_s: float
+        self,
+        request_ids: Sequence[int],
+        drafts: Sequence[Draft | None],
+        num_rows: int,
+        num_requests: int,
+        draft_cost_s: float,
     ) -> list[Draft | None]:
         """All of them."""
         return list(drafts)
@@ -40,16 +45,17 @@ class TakeAll:
     def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
         """Not of interest."""
 
-    def observe_step(self, num_rows: int, elapsed_s: float) -> None:
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
         """Not of interest."""
 
-    def counts(self, request_id: int | None = None) -> SpeculationCounts:
+    def counts(self) -> SpeculationCounts:
         """None kept here."""
         return SpeculationCounts()
 
-    def finish(self, request_id: int) -> None:
+    def finish(self, request_id: int) -> SpeculationCounts:
         """Remembers who ended."""
         self.finished.append(request_id)
+        return self.counts()
 
 
 class OracleDrafter:

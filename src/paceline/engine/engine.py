@@ -90,6 +90,11 @@ class Engine:
         self._speculator = speculator
 
     @property
+    def max_speculated_rows(self) -> int:
+        """Most rows with logits that a step may have."""
+        return min(self.scheduler.token_budget, self.scheduler.max_outputs)
+
+    @property
     def speculation(self) -> str:
         """Who drafts."""
         return "off" if self._speculator is None else self._speculator.name
@@ -198,7 +203,8 @@ class Engine:
             self._rows += len(plan.tokens)
             if result is not None:
                 if self._speculator is not None and len(plan.logit_rows) == len(plan.tokens):
-                    self._speculator.observe_step(len(plan.tokens), end - start)
+                    num_tokens = sum([len(request.tokens) for request in schedule.requests])
+                    self._speculator.observe_step(len(plan.tokens), num_tokens, end - start)
                 self._pacer.observe(len(schedule.requests), len(plan.tokens), end - start)
                 updates += self._commit(plan, schedule, result, end)
             self.scheduler.kv.finish_step()
@@ -281,8 +287,7 @@ class Engine:
         self._failed += reason == "error"
         self._finished += reason != "error"
         if self._speculator is not None:
-            request.speculation = self._speculator.counts(request.request_id)
-            self._speculator.finish(request)
+            request.speculation = self._speculator.finish(request)
         completion = request.completion()
         delta = self._delta(request, request.detokenizer.take(), completion) if request.streaming else None
         return Update(request, delta, completion)

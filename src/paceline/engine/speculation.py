@@ -14,7 +14,8 @@ from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, pages_for
 from paceline.speculate.controller import Controller
-from paceline.speculate.cost import StepCost, load_step_cost, measure_step_cost, save_step_cost
+from paceline.speculate.cost import StepCost, measure_step_cost
+from paceline.speculate.cost_memory import cost_key, load_step_cost, save_step_cost
 from paceline.speculate.draft import Drafter
 from paceline.speculate.draft_model import DraftModelDrafter, OwnPages, TargetPages, check_vocabularies
 from paceline.speculate.ngram import NgramDrafter
@@ -77,31 +78,30 @@ def use_speculation(
     *,
     draft_model: DraftModel | None = None,
     model_identity: str | None = None,
-    cost_file: Path | None = None,
 ) -> Speculator | None:
     """Has ``engine``, which has not run yet, verify what the drafters of ``config.speculate`` propose.
 
-    What steps cost is measured now, or read from ``cost_file`` where it was kept for ``model_identity``.
+    What steps cost is measured now; with a ``model_identity`` only if it was not measured and kept before.
     """
     names = parse_speculate(config.speculate or "off")
     if not names:
         return None
     executor = engine.executor
     drafters = [_open(name, engine, config, tokenizer, draft_model) for name in names]
-    controller = Controller(_step_cost(executor, model_identity, cost_file))
+    controller = Controller(_step_cost(executor, model_identity), max_rows=engine.max_speculated_rows)
     speculator = Speculator(drafters, controller, vocab_size=executor.model.vocab_size)
     engine.use_speculator(speculator)
     return speculator
 
 
-def _step_cost(executor: Executor, model_identity: str | None, cost_file: Path | None) -> StepCost:
-    if model_identity is None or cost_file is None:
+def _step_cost(executor: Executor, model_identity: str | None) -> StepCost:
+    if model_identity is None:
         return measure_step_cost(executor)
-    key = f"{model_identity} {sorted(executor.path().items())}"
-    cost = load_step_cost(cost_file, key)
+    key = cost_key(model_identity, executor.path())
+    cost = load_step_cost(key)
     if cost is None:
         cost = measure_step_cost(executor)
-        save_step_cost(cost_file, key, cost)
+        save_step_cost(key, cost)
     return cost
 
 

@@ -23,7 +23,12 @@ class Policy(Protocol):
         ...
 
     def choose(
-        self, drafts: Sequence[Draft | None], num_rows: int, num_requests: int, draft_cost_s: float
+        self,
+        request_ids: Sequence[int],
+        drafts: Sequence[Draft | None],
+        num_rows: int,
+        num_requests: int,
+        draft_cost_s: float,
     ) -> list[Draft | None]:
         """What of the drafts is verified."""
         ...
@@ -36,16 +41,16 @@ class Policy(Protocol):
         """Learns what a drafter took."""
         ...
 
-    def observe_step(self, num_rows: int, elapsed_s: float) -> None:
-        """Learns what a step of that many rows, all of them outputs, took."""
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
+        """Learns what a step of that many rows, all of them outputs, took; its requests have so many tokens."""
         ...
 
-    def counts(self, request_id: int | None = None) -> SpeculationCounts:
-        """Of all requests, or of one that is not finished."""
+    def counts(self) -> SpeculationCounts:
+        """Of all requests."""
         ...
 
-    def finish(self, request_id: int) -> None:
-        """Forgets a request."""
+    def finish(self, request_id: int) -> SpeculationCounts:
+        """Forgets a request, whose last counts it returns."""
         ...
 
 
@@ -102,7 +107,8 @@ class Speculator:
             # A draft that was drawn is taken as it is: to drop a node for its own token would bend the law of exact
             # acceptance.
             choice = [draft if draft is None or draft.q is None else None for draft in drafts]
-            picked = self.policy.choose(choice, num_rows, num_requests, spent_s) if any(choice) else choice
+            ids = [contexts[at].request_id for at, _ in asked]
+            picked = self.policy.choose(ids, choice, num_rows, num_requests, spent_s) if any(choice) else choice
             for (at, _), draft, pick in zip(asked, drafts, picked, strict=True):
                 if draft is not None:
                     self._proposed[contexts[at].request_id] = draft
@@ -122,20 +128,21 @@ class Speculator:
         if proposed is not None:
             self.policy.observe(context.request_id, proposed, verified, tokens)
 
-    def observe_step(self, num_rows: int, elapsed_s: float) -> None:
-        """Learns what a step of ``num_rows`` rows, all of them outputs, took."""
-        self.policy.observe_step(num_rows, elapsed_s)
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
+        """Learns what a step took; see ``Policy``."""
+        self.policy.observe_step(num_rows, num_tokens_attended, elapsed_s)
 
-    def finish(self, context: Context) -> None:
-        """Forgets a request that has ended, but for what its output teaches."""
+    def finish(self, context: Context) -> SpeculationCounts:
+        """Forgets a request that has ended, but for what its output teaches; returns what became of its drafts."""
         self._proposed.pop(context.request_id, None)
-        self.policy.finish(context.request_id)
+        counts = self.policy.finish(context.request_id)
         for drafter in list(self.drafters):
             self._guard(drafter, partial(drafter.finish, context))
+        return counts
 
-    def counts(self, request_id: int | None = None) -> SpeculationCounts:
-        """What became of all drafts, or of those of one request that has not been finished."""
-        return self.policy.counts(request_id)
+    def counts(self) -> SpeculationCounts:
+        """What became of all drafts."""
+        return self.policy.counts()
 
     def _ask(self, drafter: Drafter, contexts: list[Context], limits: list[int]) -> tuple[list[Draft | None], float]:
         """Sound drafts, and the seconds that they took."""
@@ -144,7 +151,7 @@ class Speculator:
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
         num_tokens = sum([len(draft) for draft in drafts if draft is not None])
-        if num_tokens:
+        if num_tokens and not drafter.is_free:
             self.policy.observe_draft_cost(drafter.name, num_tokens, spent_s)
         sound = [
             None if draft is None else self._sound(draft, limit, context)

@@ -64,10 +64,10 @@ def accept_drawn(draft: Draft, drawn: Sequence[int]) -> list[int]:
     """
     assert len(drawn) == len(draft) + 1, "one drawn token a row"
     rows: list[int] = []
-    row: int | None = 0
-    while row is not None:
-        row = next((child for child in draft.children(row) if draft.tokens[child - 1] == drawn[row]), None)
-        if row is not None:
+    row = 0
+    for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
+        if parent == row and token == drawn[row]:  # children come after their parent, and no two have one token
+            row = node + 1
             rows.append(row)
     return rows
 
