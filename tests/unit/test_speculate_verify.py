@@ -125,7 +125,8 @@ def true_ratio(p: float, q: float) -> float:
 
 def true_residual(p: Distribution, q: Distribution) -> Distribution:
     rest = np.maximum(p - q, 0)
-    return rest / rest.sum()
+    normalised: Distribution = rest / rest.sum()
+    return normalised
 
 
 def walk(
@@ -213,8 +214,8 @@ def test_blocks_equal_the_papers_pass_and_its_planted_errors_fail() -> None:
     )
     assert distance(papers, ours) < EXACT  # not continued: where each step ends agrees as well
     assert law_error(block, p, drafting, horizon=4) < EXACT
-    for parts in ({"weight_residual": False}, {"weight_stop": False}):
-        assert law_error(partial(block, **parts), p, drafting, horizon=4) > WRONG, parts
+    for wrong in (partial(block, weight_residual=False), partial(block, weight_stop=False)):
+        assert law_error(wrong, p, drafting, horizon=4) > WRONG
 
 
 # What a draft must satisfy, and that the law tells when it does not.

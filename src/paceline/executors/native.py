@@ -175,6 +175,33 @@ class NativeExecutor:
                 raise NoTokenError(f"output {output}: {_REASONS[code]}", code)
         return p
 
+    def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
+        """See ``Executor.score``."""
+        count, top = len(outputs), max(0, int(samples.rows["num_logprobs"].max(initial=0)))
+        sampled = SampledRows(
+            np.zeros(count, np.int32),
+            np.zeros(count, np.float32),
+            np.zeros((count, top), np.int32),
+            np.zeros((count, top), np.float32),
+            np.zeros(count, np.uint32),
+        )
+        _native.sample(
+            self.program.isa,
+            np.ascontiguousarray(self.logits()[list(outputs)]),
+            samples.rows.view(np.uint8),
+            samples.count_tokens,
+            samples.count_values,
+            samples.bias_tokens,
+            samples.bias_values,
+            samples.banned_tokens,
+            sampled.tokens,
+            sampled.logprobs,
+            sampled.top_tokens,
+            sampled.top_logprobs,
+            sampled.status,
+        )
+        return sampled
+
     @property
     def workspace_bytes(self) -> int:
         """Bytes of buffers and scratch; pages of it that no step reached are not resident."""

@@ -153,6 +153,10 @@ class ReferenceExecutor:
             found[:] = probabilities(self._logits[output], samples.rows[output], samples)
         return p
 
+    def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
+        """See ``Executor.score``."""
+        return sample_reference(self._logits[list(outputs)], samples)
+
     def path(self) -> dict[str, str | int]:
         """The path that really runs."""
         return {

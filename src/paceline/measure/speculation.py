@@ -1,9 +1,9 @@
 """What speculation gains, by category of prompts: every answer with and without drafts, in turns in one process.
 
 Definitions: decoding is the time from an answer's first token to its last, so prompts are left out; ``end_to_end``
-counts them. With several requests at a time it is the time of all, prompts included, for both. The mean accepted length is
-output tokens over passes; ``distinct_4`` is the share of the answers' 4-grams that differ: a small model that repeats
-itself flatters drafts that look things up.
+counts them. With several requests at a time it is the time of all, prompts included, for both. The mean accepted
+length is output tokens over passes; ``distinct_4`` is the share of the answers' 4-grams that differ: a small model that
+repeats itself flatters drafts that look things up.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _add(
 
 def category_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Header and rows of the categories, for a table."""
-    rows = [("", "times faster", "accepted", "tok/s", "without", "distinct-4", "same tokens")]
+    rows: list[tuple[str, ...]] = [("", "times faster", "accepted", "tok/s", "without", "distinct-4", "same tokens")]
     for name, figures in document["categories"].items():
         rows.append(
             (

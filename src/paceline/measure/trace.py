@@ -123,6 +123,10 @@ class TracingExecutor:
         """Those of the executor below."""
         return self.executor.probabilities(samples, outputs)
 
+    def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
+        """That of the executor below."""
+        return self.executor.score(samples, outputs)
+
     def path(self) -> dict[str, str | int]:
         """That of the executor below."""
         return self.executor.path()

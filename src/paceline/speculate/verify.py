@@ -13,6 +13,7 @@ Notation
     p(row)   the target's distribution [vocab] of the token after that row; in a tree, what rejected siblings left of it
     q        distribution [vocab] that a node was drawn from; 1 at x where the proposal was certain
     P[i]     (p_i of Sun et al.) probability that the first i drafted tokens are accepted, given that they were drafted
+    S        mass of the residual max(P p - q, 0)
     h        probability to stop behind the first tau tokens, given that no more are accepted
     tau      drafted tokens of a chain that are accepted
 
@@ -28,7 +29,8 @@ Departures: block verification tries the longest block first and stops at the fi
 as the paper's pass over all lengths and needs fewer random numbers. Any node of a tree may be certain, siblings of
 sampled ones too.
 
-Checked by: tests/unit/test_speculate_verify.py (all outcomes enumerated on small vocabularies, planted errors).
+Checked by: tests/unit/test_speculate_verify.py and test_speculate_parameters.py (all outcomes enumerated on small
+vocabularies, under every sampling parameter, planted errors).
 """
 
 from __future__ import annotations
@@ -123,13 +125,11 @@ def accept_tree(draft: Draft, p: Target, chance: Chance) -> Accepted:
     ``accept_chain_by_token``.
     """
     rows: list[int] = []
-    child: int | None = 0
+    child, left = _accepted_child(draft, 0, p(0), chance)
     while child is not None:
-        p_left = p(child)
-        child, p_left = _accepted_child(draft, child, p_left, chance)
-        if child is not None:
-            rows.append(child)
-    return Accepted(tuple(rows), chance.choose(p_left))
+        rows.append(child)
+        child, left = _accepted_child(draft, child, p(child), chance)
+    return Accepted(tuple(rows), chance.choose(left))
 
 
 def _accepted_child(draft: Draft, row: int, p: Distribution, chance: Chance) -> tuple[int | None, Distribution]:
