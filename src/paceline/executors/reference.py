@@ -20,7 +20,7 @@ from paceline.ops.reference import KeyValues, Step, Table
 from paceline.ops.spec import OPS
 from paceline.sampling.distribution import probabilities
 from paceline.sampling.draw import sample_reference
-from paceline.sampling.rows import SampleRows
+from paceline.sampling.rows import SampledRows, SampleRows
 from paceline.weights.blocks import unpack
 from paceline.weights.packed import TILE, PackedMatrix
 from paceline.weights.raw import Checkpoint

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, ModelConfig
 from paceline.executors.base import Executor, StepPlan, StepResult
-from paceline.sampling.rows import SampleRows
+from paceline.sampling.rows import SampledRows, SampleRows
 
 
 @dataclass(frozen=True)
