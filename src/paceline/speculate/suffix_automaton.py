@@ -5,15 +5,16 @@ drafting by SAM-Decoding (2411.10666), with the counts of SuffixDecoding (2411.0
 
 Notation: a state is a class of substrings that end at the same positions of the text; its longest member has
 ``length[state]`` tokens, the others are those of its suffixes that are longer than the longest of ``link[state]``.
-``count[state]`` is how often they occurred, ``recent[state]`` where they ended last, ``best[state]`` the state after the
-likeliest next token: the one with the highest count, of equals the most recent.
+``count[state]`` is how often they occurred, ``recent[state]`` where they ended last, ``best[state]`` the state after
+the likeliest next token: the one with the highest count, of equals the most recent.
 
 Departures: a new token makes each suffix of the text that occurred before occur once more, and a text that repeats one
 token has as many states of suffixes as it has tokens. So only the ``COUNTED`` longest are counted, and a token costs
 amortised O(1) changes of edges, a copy of the edges of a state that is split, and at most ``COUNTED`` updates. Counts
 are exact as long as no suffix of the text had more than ``COUNTED`` states that occurred before (ordinary text has 3 to
 6); otherwise short substrings have lower bounds, their ``recent`` is an earlier occurrence, and a continuation may be
-counted oftener than what it follows. Long matches, which such a text has, are not affected. A token takes some 550 bytes.
+counted oftener than what it follows. Long matches, which such a text has, are not affected. A token takes
+some 550 bytes.
 
 Checked by: tests/property/test_suffix_automaton.py against all substrings of small texts.
 """
