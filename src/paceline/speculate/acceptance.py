@@ -39,15 +39,22 @@ LEAST, MOST = 0.02, 0.99
 
 DEPTH_RATE = 0.05
 MAX_DEPTH_ODDS = 8.0
-REQUEST_RATE = 0.5
-REQUEST_MEMORY = 0.97
+REQUEST_RATE = 0.6
+"""Faster follows a change of text sooner, but takes chance for change: 0.5 to 0.8 are within 2 % of each other."""
+
+REQUEST_MEMORY = 0.99
+"""At 0.97 the pull towards the average held drafts that were always wrong at a probability of 0.15: they went on."""
+
 MAX_REQUEST_ODDS = 50.0
 
 FIRST_GUESS = 0.7
 """Of a token of a drafter that was never tried: it is to be tried."""
 
-AGED_TRIALS = 8.0
+AGED_TRIALS = 12.0
 """Weight that evidence keeps however long it has not been looked at."""
+
+FADED = 0.97
+"""Of the weight of a depth's evidence that a chain which ends before it leaves."""
 
 NEGLIGIBLE = 0.005
 """Nodes that are reached more rarely are not considered."""
@@ -117,8 +124,8 @@ class Acceptance:
 
     def fade(self, depth: int) -> None:
         """A chain ended before ``depth`` although it went well: what is known of that depth grows old."""
-        self._depth_hits[depth] *= REQUEST_MEMORY
-        self._depth_trials[depth] *= REQUEST_MEMORY
+        self._depth_hits[depth] *= FADED
+        self._depth_trials[depth] *= FADED
 
     def age(self) -> None:
         """The drafter has not been asked for a while: halves the weight of what is known."""

@@ -27,6 +27,9 @@ START_GAIN, STAY_GAIN = 1.05, 1.02
 MAX_COSTLY_LENGTH = 16
 """Longest chain that a drafter which costs time is asked for."""
 
+COSTLY_TRUST = 0.5
+"""Power to which a request's odds are believed where the drafter costs time."""
+
 MAX_LIMITS = 1024
 """Batches for which the largest length that could pay is kept."""
 
@@ -120,10 +123,7 @@ class Controller:
         kept: list[list[int]] = [[] for _ in drafts]
         for _, which, node in nodes[:count]:
             kept[which].append(node)
-        chosen = [
-            None if draft is None or not keep else draft if len(keep) == len(draft) else draft.keep(sorted(keep))
-            for draft, keep in zip(drafts, kept, strict=True)
-        ]
+        chosen = [_keep(draft, keep) for draft, keep in zip(drafts, kept, strict=True)]
         self._note_choice(requests, drafts, chosen, num_rows, num_requests)
         return chosen
 
@@ -209,7 +209,8 @@ class Controller:
         for which, context_id in enumerate(context_ids):
             request = self._requests.get(context_id)
             odds = 1.0 if request is None else request.odds.get(drafter, 1.0)
-            nodes += [(p, which) for p in state.acceptance.chain(longest, odds)]
+            # Less of what the last tokens say: they may be chance, and who is not asked cannot correct it.
+            nodes += [(p, which) for p in state.acceptance.chain(longest, odds**COSTLY_TRUST)]
         nodes.sort(reverse=True)
         margin = STAY_GAIN if state.probing.active else START_GAIN
         reach = [p for p, _ in nodes[:num_nodes]]
@@ -220,11 +221,19 @@ class Controller:
             for _, which in nodes[:count]:
                 lengths[which] += 1
         elif state.probing.is_due():
-            state.acceptance.age()
+            self._age(drafter, context_ids)
             lengths[state.probing.num_probes % len(lengths)] = 1
         else:
             self._zero_reason = ZeroReason.ACCEPTANCE_TOO_LOW
         return lengths
+
+    def _age(self, drafter: str, context_ids: Sequence[int]) -> None:
+        """What is known of a drafter that was not asked for a while counts for less."""
+        self._drafters[drafter].acceptance.age()
+        for context_id in context_ids:
+            request = self._requests.get(context_id)
+            if request is not None and drafter in request.odds:
+                request.odds[drafter] **= COSTLY_TRUST
 
     def _best_count(
         self,
@@ -310,3 +319,17 @@ class Controller:
         if state is None:
             state = self._drafters[name] = _DrafterState()
         return state
+
+
+def _keep(draft: Draft | None, nodes: list[int]) -> Draft | None:
+    """The draft of these nodes, in any order; None for none."""
+    count = len(nodes)
+    if draft is None or count == 0:
+        return None
+    if count == len(draft):
+        return draft
+    if max(nodes) >= count:
+        return draft.keep(sorted(nodes))
+    # The beginning, as always of a chain, is cut off in a third of the time.
+    q = draft.q and draft.q[:count]
+    return Draft(draft.tokens[:count], draft.parents[:count], draft.confidence[:count], draft.drafter, q)

@@ -13,8 +13,8 @@ MEMORY = 0.95
 PRIOR_SPREAD = 0.01
 """Of lengths, in tokens squared: how much variation it takes before a part is believed to be fixed."""
 
-MAX_BACKOFF = 10
-"""Largest gap between probes is 2**MAX_BACKOFF steps: a thousandth of all steps."""
+MAX_BACKOFF = 8
+"""Largest gap between probes is 2**MAX_BACKOFF steps: the length of an answer."""
 
 
 class DraftCost:
