@@ -127,21 +127,20 @@ class _Line:
         """What it proposes: the chain, and of the branches what has room among the likeliest nodes."""
         if not self.tokens:
             return None
-        chain = Draft.chain(self.tokens, self.confidence, drafter, self.q or None)
         if not self.branches:
-            return chain
-        length = len(chain)
-        tokens, confidence = zip(*self.branches, strict=True)
-        tree = Draft(
-            (*chain.tokens, *tokens),
-            (*chain.parents, *(0 for _ in tokens)),
-            (*chain.confidence, *confidence),
+            return Draft.chain(self.tokens, self.confidence, drafter, self.q or None)
+        length = len(self.tokens)
+        products = [*np.cumprod(self.confidence).tolist(), *(confidence for _, confidence in self.branches)]
+        # Products only fall along the chain and the sort keeps the order of equals: what stays of it is its beginning.
+        likeliest = sorted(range(len(products)), key=lambda node: -products[node])[: self.max_nodes]
+        kept = sum(node < length for node in likeliest)
+        branches = [self.branches[node - length] for node in sorted(likeliest) if node >= length]
+        return Draft(
+            (*self.tokens[:kept], *(token for token, _ in branches)),
+            (*range(kept), *(0 for _ in branches)),
+            (*self.confidence[:kept], *(confidence for _, confidence in branches)),
             drafter,
         )
-        # Products only fall along the chain and the sort keeps the order of equals, so parents come before children.
-        products = [*np.cumprod(chain.confidence).tolist(), *confidence]
-        likeliest = sorted(range(length + len(tokens)), key=lambda node: -products[node])
-        return tree.keep(sorted(likeliest[: self.max_nodes]))
 
 
 class _DraftLists(ListsBuilder):

@@ -44,7 +44,7 @@ class DraftPages(Protocol):
         ...
 
     def begin(self, contexts: Sequence[Context]) -> None:
-        """These requests are asked for: none of them loses its pages until the next call."""
+        """These requests are asked for: none that has got its place loses it until the next call."""
         ...
 
     def place(self, context: Context, num_tokens: int) -> Place | None:
@@ -102,7 +102,8 @@ class OwnPages:
     """A pool and a prefix cache of the draft model's own, for any model with the target's vocabulary.
 
     A request gets a slot when it is first asked for and keeps it. When slots or pages run out, the request that was not
-    asked for the longest gives its pages up to the cache. Only tokens that a request really has enter the cache, when
+    asked for the longest gives its pages up to the cache; but none that is asked for in the same call, unless there is no
+    place for it, so that requests that do not all fit are not computed again and again in turn. Only tokens that a request really has enter the cache, when
     the step that computes them is planned, so that requests that begin alike share them at once; nothing crosses
     domains. A step that fails costs the whole cache: nothing that it may have touched is trusted.
     """
@@ -131,6 +132,9 @@ class OwnPages:
 
     def place(self, context: Context, num_tokens: int) -> Place | None:
         """See ``DraftPages``."""
+        if pages_for(len(context.tokens)) > self.kv.pool.num_pages:
+            self.finish(context)  # it only grows
+            return None
         held = self._held.pop(context.request_id, None) or self._open(context)
         if held is None:
             return None
@@ -140,6 +144,7 @@ class OwnPages:
         self.kv.publish(held.slot, context.tokens, num_settled, is_computed=True)
         self.kv.slide(held.slot, num_settled)
         if not self._grow(held.slot, len(context.tokens)):
+            self._asked.remove(context.request_id)  # what it holds serves others better
             return None
         self._grow(held.slot, num_tokens)
         return Place(held.slot, num_settled, self.kv.capacity[held.slot])
@@ -177,8 +182,6 @@ class OwnPages:
 
     def _open(self, context: Context) -> _Held | None:
         key = token_key(context.tokens)
-        if pages_for(len(context.tokens)) > self.kv.pool.num_pages:
-            return None
         while True:
             opened: Opened | None = None
             if len(self._held) < self._max_sequences:
@@ -195,7 +198,7 @@ class OwnPages:
         return True
 
     def _evict(self) -> bool:
-        """Takes the pages of the request that was not asked for the longest; False when all are asked for now."""
+        """Takes the pages of the request that was not asked for the longest; False when nobody can be asked to."""
         victim = next((request_id for request_id in self._held if request_id not in self._asked), None)
         if victim is None:
             return False
