@@ -113,6 +113,7 @@ class EngineConfig:
     "draft:self:int4": the model itself with other weights), "eagle:DIR", several joined by "+", or "auto" (None: auto
     for a model that is loaded by name). ``acceptance`` "coupled" draws each token as without drafts, so that the same
     seed gives the same answer; "exact" accepts by chance, which keeps the law of the answer and accepts more.
+    ``draft_tokens`` has every step verify so many (None: as many as pay, which may be none).
     """
 
     weights: WeightFormat = "native"
@@ -132,6 +133,7 @@ class EngineConfig:
     max_gap_ms: float | None = 100.0
     speculate: str | None = None
     acceptance: Acceptance = "coupled"
+    draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHT_FORMATS:
@@ -153,6 +155,7 @@ class EngineConfig:
             raise ParameterError("max_gap_ms", gap, "a number of milliseconds above 0")
         if self.acceptance not in ACCEPTANCES:
             raise ParameterError("acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
+        _check_integer("draft_tokens", self.draft_tokens, 1, 64, optional=True)
         if self.speculate is not None:
             parse_speculate(self.speculate)
         if not isinstance(self.prefix_cache, bool):

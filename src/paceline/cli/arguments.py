@@ -29,6 +29,7 @@ ENGINE_FIELDS = {
     "max_gap_ms": "max_gap_ms",
     "speculate": "speculate",
     "acceptance": "acceptance",
+    "draft_tokens": "draft_tokens",
 }
 """Flag (as its attribute) -> field of ``EngineConfig``."""
 
@@ -111,6 +112,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="coupled: the same seed gives the same answer with and without drafts (default); exact: the same law, "
         "and more is accepted",
     )
+    add("--draft-tokens", type=int, metavar="N", help="verify so many at every step (default: as many as pay)")
     group.add_argument("--verbose", action="store_true", help="print where the memory goes, on standard error")
 
 

@@ -17,11 +17,14 @@ from paceline.speculate.controller import Controller
 from paceline.speculate.cost import StepCost, measure_step_cost
 from paceline.speculate.cost_memory import cost_key, load_step_cost, save_step_cost
 from paceline.speculate.draft import Drafter
-from paceline.speculate.draft_model import DraftModelDrafter, OwnPages, TargetPages, check_vocabularies
+from paceline.speculate.draft_model import DraftModelDrafter, check_vocabularies
+from paceline.speculate.draft_pages import OwnPages, TargetPages
 from paceline.speculate.ngram import NgramDrafter
+from paceline.speculate.policy import FixedPolicy, Policy
 from paceline.speculate.speculator import Speculator
 from paceline.speculate.suffix import SuffixDrafter
-from paceline.weights.raw import Checkpoint
+from paceline.weights.gguf import GGUFCheckpoint
+from paceline.weights.safetensors import HuggingFaceCheckpoint
 
 SELF = "self:"
 """``draft:self:WEIGHTS`` is the model itself with other weights."""
@@ -31,7 +34,7 @@ SELF = "self:"
 class DraftModel:
     """A model that drafts, and how it is loaded."""
 
-    checkpoint: Checkpoint
+    checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint
     config: EngineConfig
     is_target: bool
 
@@ -41,7 +44,9 @@ class DraftModel:
         return weight_bytes(self.checkpoint, self.config) + (0 if self.is_target else self.config.kv_memory_bytes or 0)
 
 
-def find_draft_model(checkpoint: Checkpoint, config: EngineConfig, context_length: int) -> DraftModel | None:
+def find_draft_model(
+    checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint, config: EngineConfig, context_length: int
+) -> DraftModel | None:
     """The model that ``config.speculate`` names as drafter of ``checkpoint``, not loaded yet; None without one.
 
     Raises ``ParameterError`` for weights that do not exist, and what opening a model raises.
@@ -88,8 +93,12 @@ def use_speculation(
         return None
     executor = engine.executor
     drafters = [_open(name, engine, config, tokenizer, draft_model) for name in names]
-    controller = Controller(_step_cost(executor, model_identity), max_rows=engine.max_speculated_rows)
-    speculator = Speculator(drafters, controller, vocab_size=executor.model.vocab_size)
+    policy: Policy
+    if config.draft_tokens is not None:
+        policy = FixedPolicy(config.draft_tokens)
+    else:
+        policy = Controller(_step_cost(executor, model_identity), max_rows=engine.max_speculated_rows)
+    speculator = Speculator(drafters, policy, vocab_size=executor.model.vocab_size)
     engine.use_speculator(speculator)
     return speculator
 
@@ -131,11 +140,11 @@ def _open_draft_model(
             raise UnsupportedError("speculate draft:self: needs the native executor")
         executor = NativeExecutor.load(draft_model.checkpoint, draft_model.config, pages_of=target)
         return DraftModelDrafter(executor, TargetPages(engine.scheduler.kv), vocab_size=vocab_size, exact=exact)
-    check_vocabularies(
-        tokenizer, load_tokenizer(draft_model.checkpoint), vocab_size, draft_model.checkpoint.config.vocab_size
-    )
-    executor = NativeExecutor.load(draft_model.checkpoint, draft_model.config)
-    return DraftModelDrafter(executor, OwnPages(executor, draft_model.config), vocab_size=vocab_size, exact=exact)
+    check_vocabularies(tokenizer, load_tokenizer(draft_model.checkpoint))
+    own = draft_model.config
+    executor = NativeExecutor.load(draft_model.checkpoint, own)
+    pages = OwnPages(executor, max_sequences=own.max_batch, context_length=own.context_length)
+    return DraftModelDrafter(executor, pages, vocab_size=vocab_size, exact=exact)
 
 
 def identity_of(files: Sequence[Path]) -> str:

@@ -57,7 +57,8 @@ _LEAST = 1e-6
 class Vocabulary(Protocol):
     """What ``check_vocabularies`` reads of a tokenizer."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 

@@ -5,53 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from paceline.speculate.counts import SpeculationCounts
 from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter
+from paceline.speculate.policy import Policy
 
 _T = TypeVar("_T")
-
-
-class Policy(Protocol):
-    """Decides how much is drafted and verified: ``controller.Controller``, or one that takes all to test the rest."""
-
-    def limits(
-        self, drafter: str, is_free: bool, request_ids: Sequence[int], num_rows: int, num_requests: int
-    ) -> list[int]:
-        """How many tokens to ask a drafter for, for each request, in a step of ``num_rows`` rows without drafts."""
-        ...
-
-    def choose(
-        self,
-        request_ids: Sequence[int],
-        drafts: Sequence[Draft | None],
-        num_rows: int,
-        num_requests: int,
-        draft_cost_s: float,
-    ) -> list[Draft | None]:
-        """What of the drafts is verified."""
-        ...
-
-    def observe(self, request_id: int, proposed: Draft, verified: Draft | None, tokens: Sequence[int]) -> None:
-        """Learns what tokens came where ``proposed`` was proposed and ``verified`` of it was verified."""
-        ...
-
-    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
-        """Learns what a drafter took."""
-        ...
-
-    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
-        """Learns what a step of that many rows, all of them outputs, took; its requests have so many tokens."""
-        ...
-
-    def counts(self) -> SpeculationCounts:
-        """Of all requests."""
-        ...
-
-    def finish(self, request_id: int) -> SpeculationCounts:
-        """Forgets a request, whose last counts it returns."""
-        ...
 
 
 class Speculator:
