@@ -1,5 +1,5 @@
-"""Measures this machine: decode, prefill, batch, prefix, chat, reload, gap, verify-cost; each figure comes with the
-machine's limit."""
+"""Measures this machine: decode, prefill, batch, prefix, chat, reload, gap, verify-cost, speculate; each figure comes
+with the machine's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arguments import add_engine_arguments, add_model_argument, engine_config, positive
 from paceline.cli.run import path_text
 from paceline.cli.session import fetch_model, open_model
-from paceline.cli.terminal import Progress, bold, dim
+from paceline.cli.terminal import Progress, bold, dim, table
 from paceline.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.measure.roofline import Traffic
 
 NAME = "bench"
-HELP = "measure decode, prefill, batch, prefix, chat, reload, gap or verify-cost"
+HELP = "measure decode, prefill, batch, prefix, chat, reload, gap, verify-cost or speculate"
 
 UNITS = {
     "_tokens_per_s": ("tok/s", 1),
@@ -70,6 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _count(verify, "--depth", 64, "tokens in the cache")
     _count(verify, "--max-rows", 64, "largest pass")
 
+    speculate = _workload(workloads, "speculate", "what drafts gain, by category of prompts", runs=None)
+    speculate.add_argument(
+        "--data", type=Path, metavar="FILE", help='JSON lines with "category" and "turns" (default: a few prompts)'
+    )
+    _count(speculate, "--per-category", 1000, "conversations of each category, at most")
+    _count(speculate, "--new-tokens", 256, "tokens of each answer, at most")
+    _count(speculate, "--concurrency", 1, "requests that run at a time")
+    speculate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the draws (default 0)")
+
 
 def execute(args: argparse.Namespace) -> int:
     """Measures, prints, and appends to the record where one was asked for."""
@@ -82,6 +91,7 @@ def execute(args: argparse.Namespace) -> int:
         "reload": _reload,
         "gap": _gap,
         "verify-cost": _verify_cost,
+        "speculate": _speculate,
     }[args.workload](args)
     document = measurement.document()
     if args.record is not None:
@@ -113,6 +123,7 @@ def summary(document: Mapping[str, Any]) -> list[str]:
         "chat_ttft_share": _chat_lines,
         "reload_speedup": _reload_lines,
         "gap_p99_ms": _gap_lines,
+        "speculation_speedup": _speculate_lines,
     }
     if document["metric"] in explain:
         lines += explain[document["metric"]](document)
@@ -157,15 +168,26 @@ def _gap_lines(document: Mapping[str, Any]) -> list[str]:
     return [line(f"bound {document['max_gap_ms']:g} ms", document), line("no bound", document["unbounded"])]
 
 
+def _speculate_lines(document: Mapping[str, Any]) -> list[str]:
+    from paceline.measure.speculation import category_rows
+
+    header, *rows = category_rows(document)
+    lines = table(header, rows, right=frozenset(range(1, 6)))
+    return [*lines, f"mean over categories: {document['mean_speedup']:.2f} times faster"]
+
+
 def _count(parser: Any, flag: str, default: int, text: str) -> None:
     parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default {default})")
 
 
-def _workload(workloads: Any, name: str, text: str, *, runs: int, warm_up: bool = True) -> argparse.ArgumentParser:
+def _workload(
+    workloads: Any, name: str, text: str, *, runs: int | None, warm_up: bool = True
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = workloads.add_parser(name, help=text, description=f"Measures {text}.")
     add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    _count(parser, "--runs", runs, "runs after a warm-up" if warm_up else "runs")
+    if runs is not None:
+        _count(parser, "--runs", runs, "runs after a warm-up" if warm_up else "runs")
     parser.add_argument(
         "--record",
         type=Path,
@@ -180,13 +202,13 @@ def _decode(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_decode
 
     sizes = {"num_prompt": args.depth or args.prompt_tokens, "num_new": args.new_tokens}
-    return _on_one_engine(args, engine_config(args), "Decoding", measure_decode, sizes)
+    return _on_one_engine(args, _plain_config(args), "Decoding", measure_decode, sizes)
 
 
 def _prefill(args: argparse.Namespace) -> Measurement:
     from paceline.measure.load import measure_prefill
 
-    return _on_one_engine(args, engine_config(args), "Prefilling", measure_prefill, {"num_prompt": args.prompt_tokens})
+    return _on_one_engine(args, _plain_config(args), "Prefilling", measure_prefill, {"num_prompt": args.prompt_tokens})
 
 
 def _batch(args: argparse.Namespace) -> Measurement:
@@ -212,7 +234,7 @@ def _chat(args: argparse.Namespace) -> Measurement:
     from paceline.measure.prefix import measure_chat
 
     sizes = {"num_turns": args.turns, "num_new": args.new_tokens}
-    return _on_one_engine(args, engine_config(args), "Chats", measure_chat, sizes)
+    return _on_one_engine(args, _plain_config(args), "Chats", measure_chat, sizes)
 
 
 def _on_one_engine(
@@ -235,7 +257,7 @@ def _reload(args: argparse.Namespace) -> Measurement:
     if hasattr(args, "kv_dir"):
         allowed = "each run has a new directory in the temporary one (TMPDIR); leave --kv-dir out"
         raise ParameterError("kv_dir", args.kv_dir, allowed)
-    config = engine_config(args)
+    config = _plain_config(args)
 
     def open_in(directory: Path) -> LLM:
         return open_model(args.model, dataclasses.replace(config, kv_dir=str(directory)), verbose=args.verbose)[0]
@@ -253,7 +275,7 @@ def _reload(args: argparse.Namespace) -> Measurement:
 def _gap(args: argparse.Namespace) -> Measurement:
     from paceline.measure.gap import measure_gap
 
-    config = engine_config(args)
+    config = _plain_config(args)
     assert config.max_gap_ms is not None, "the flag takes numbers only, and there is a default"
 
     def open_bounded(max_gap_ms: float | None) -> LLM:
@@ -270,13 +292,18 @@ def _gap(args: argparse.Namespace) -> Measurement:
         )
 
 
-def _concurrent(args: argparse.Namespace) -> EngineConfig:
+def _plain_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration, without drafts unless they are asked for: what is measured is what is named."""
+    return engine_config(args, speculate="off")
+
+
+def _concurrent(args: argparse.Namespace, *, speculate: str = "off") -> EngineConfig:
     """The configuration, with ``--concurrency`` as the size of the batch."""
     if hasattr(args, "max_batch"):
         raise ParameterError(
             "max_batch", args.max_batch, "--concurrency sets it in this benchmark; leave --max-batch out"
         )
-    config = engine_config(args)
+    config = engine_config(args, speculate=speculate)
     if not hasattr(args, "token_budget"):
         config = dataclasses.replace(config, token_budget=max(config.token_budget, args.concurrency))
     return dataclasses.replace(config, max_batch=args.concurrency)
@@ -290,7 +317,7 @@ def _verify_cost(args: argparse.Namespace) -> Measurement:
     from paceline.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(fetch_model(args.model))
-    config = engine_config(args)
+    config = _plain_config(args)
     with Progress(f"Loading {args.model}"):
         executor = load_executor(checkpoint, config, depth=args.depth, max_rows=args.max_rows)
         prompt = prompt_tokens(load_tokenizer(checkpoint), args.depth + args.max_rows)
@@ -302,6 +329,24 @@ def _verify_cost(args: argparse.Namespace) -> Measurement:
             depth=args.depth,
             max_rows=args.max_rows,
             num_runs=args.runs,
+            report=progress.update,
+        )
+
+
+def _speculate(args: argparse.Namespace) -> Measurement:
+    from paceline.measure.speculation import BUILT_IN, measure_speculation, read_conversations
+
+    conversations = BUILT_IN if args.data is None else read_conversations(args.data, per_category=args.per_category)
+    config = _concurrent(args, speculate="auto")
+    llm, _ = open_model(args.model, config, verbose=args.verbose)
+    with llm, Progress("With and without drafts") as progress:
+        return measure_speculation(
+            llm,
+            _traffic(args.model, llm.config),
+            conversations,
+            num_new=args.new_tokens,
+            temperature=args.temperature,
+            concurrency=args.concurrency,
             report=progress.update,
         )
 

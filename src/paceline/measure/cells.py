@@ -18,6 +18,7 @@ from paceline.machine import detect_machine
 from paceline.measure.prompts import Encoder, distinct_prompts, prompt_tokens
 from paceline.params import SamplingParams
 
+Drafts = Literal["chain", "tree", "suffix", "ngram", "self"]
 Cache = Literal["off", "cold", "hit", "partial", "shared", "disk"]
 
 NUM_DISTINCT = 32
@@ -37,6 +38,8 @@ class Cell:
                 the requests that run begin alike; reloaded from disk
     isa         None for that of the configuration; so for kv_dtype
     pool_pages  of the KV cache when it is to be too small, so that requests are preempted and resumed
+    drafts      who drafts what is verified: the expected answers with errors planted in them, as chains or trees; a
+                drafter; the model itself with int4 weights
     picks       which requests run, by index; None for the first ``batch``, at least two
     """
 
@@ -47,6 +50,7 @@ class Cell:
     isa: str | None = None
     kv_dtype: KVFormat | None = None
     pool_pages: int | None = None
+    drafts: Drafts | None = None
     picks: tuple[int, ...] | None = None
 
     @property
@@ -57,7 +61,8 @@ class Cell:
     @property
     def is_loaded_apart(self) -> bool:
         """Whether another engine must be loaded for it than the configuration's own."""
-        return self.kv_dtype is not None or self.isa is not None or self.cache == "disk"
+        apart = self.kv_dtype is not None or self.isa is not None
+        return apart or self.cache == "disk" or self.drafts == "self"
 
     def varied(self) -> str:
         """What is not plain about it, in words."""
@@ -65,6 +70,13 @@ class Cell:
             "pool_pages": f"preempted and resumed in {self.pool_pages} pages",
             "kv_dtype": f"{self.kv_dtype} KV against itself",
             "isa": f"{self.isa}",
+            "drafts": {
+                "chain": "planted chains",
+                "tree": "planted trees",
+                "suffix": "suffix drafts",
+                "ngram": "n-gram drafts",
+                "self": "drafts by its own int4 weights",
+            }.get(self.drafts or "", ""),
             "cache": {
                 "cold": "cache cold",
                 "hit": "cache hit",
@@ -117,6 +129,11 @@ def dimensions(host: Host) -> dict[str, list[dict[str, Any]]]:
             *({"cache": cache} for cache in ("off", "cold", "hit", "partial")),
             shared,
             {"cache": "disk"},
+        ],
+        "drafts": [
+            {"drafts": drafts, **more}
+            for drafts in ("chain", "tree", "suffix", "ngram", "self")
+            for more in ({}, {"batch": 8, "cache": "hit"})
         ],
         "memory": [{"batch": 6, "pool_pages": 5, "cache": cache, "picks": growing} for cache in ("off", "cold")],
         # One of the first two is longer than a split of attention. Scalar code is fifty times slower: short ones there.

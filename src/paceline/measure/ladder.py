@@ -50,6 +50,7 @@ class Technique:
     starts_anew  it answers another prompt than the row above, and is what the rows below are compared with
     exact        its tokens must be those of the row above; without, they may part by rounding
     kv_dtype     the format of keys and values of an engine of its own
+    drafts       tokens are drafted and verified, as far as it pays
     """
 
     name: str
@@ -57,6 +58,7 @@ class Technique:
     starts_anew: bool = False
     exact: bool = True
     kv_dtype: KVFormat | None = None
+    drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,17 @@ def with_prefix_cache(llm: LLM, prompt: Sequence[int], num_new: int) -> Climb:
     return _timed(llm, [*text, *prompt], num_new, domain)
 
 
+def repeated(llm: LLM, prompt: Sequence[int], num_new: int) -> Climb:
+    """A text that is to be repeated: each token is a pass, or with drafts several are."""
+    return _timed(llm, _text_to_repeat(llm, num_new), num_new, cold_domain())
+
+
 TECHNIQUES: tuple[Technique, ...] = (
     Technique("no KV cache (all recomputed each token)", without_cache),
     Technique("KV cache", with_cache),
     Technique(f"batch of {BATCH}", batch_of_eight),
+    Technique("a text to be repeated", repeated, starts_anew=True),
+    Technique("speculation (tokens drafted from the text)", repeated, drafts=True),
     Technique("a question after a long text", after_long_text, starts_anew=True),
     Technique("prefix cache (the text was asked about before)", with_prefix_cache),
     Technique("int8 KV, with the prefix cache", with_prefix_cache, exact=False, kv_dtype="int8"),
@@ -135,7 +144,8 @@ def climb_ladder(
     above: Climb | None = None
     for technique in techniques:
         with contextlib.nullcontext(llm) if technique.kv_dtype is None else open_llm(technique.kv_dtype) as engine:
-            climb = technique.climb(engine, prompt, num_new)
+            with contextlib.nullcontext() if technique.drafts else engine.without_drafts():
+                climb = technique.climb(engine, prompt, num_new)
         if base is None or technique.starts_anew:
             base, above = climb, None
         yield Rung(
@@ -153,6 +163,18 @@ def _timed(llm: LLM, prompt: Sequence[int], num_new: int, domain: str) -> Climb:
     started_s = time.perf_counter()
     completion = llm.generate(prompt, exactly(num_new), cache_domain=domain)
     return Climb(completion.num_completion_tokens, time.perf_counter() - started_s, tuple(completion.token_ids))
+
+
+def _text_to_repeat(llm: LLM, num_new: int) -> list[int]:
+    """A request to repeat about as much text as there will be answer; without a chat template, the text and its
+    beginning."""
+    text = prompt_tokens(llm.tokenizer, num_new)
+    if llm.chat_template is None:
+        return [*text, *text[: max(1, num_new // 4)]]
+    words = llm.tokenizer.decode(text)
+    return llm.chat_tokens(
+        [{"role": "user", "content": f"Repeat this text word by word, and nothing else:\n\n{words}"}]
+    )
 
 
 def _long_text(llm: LLM, prompt: Sequence[int], num_new: int) -> list[int]:

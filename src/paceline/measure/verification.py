@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -45,7 +45,7 @@ from paceline.measure.workbench import Load, Run, Workbench, path_problem
 Choice = tuple[str, int]
 """A question's name and the number of one of its answers."""
 
-ORDER = ("threads", "batch", "chunk", "cache", "memory", "sampling", "isa", "kv", "crossed")
+ORDER = ("threads", "batch", "chunk", "cache", "drafts", "memory", "sampling", "isa", "kv", "crossed")
 """Of dimensions in the results, whatever the order in which they ran."""
 
 
@@ -166,18 +166,19 @@ class _Matrix:
 
     def sampling(self) -> list[Result]:
         """A result a parameter: its request among all the others, few at a time in small chunks, then all at once over
-        a warm cache."""
+        a warm cache, then few at a time with drafts."""
         questions = self._sampling_questions
         all_requests = number_of_requests(questions)
         few = Cell(num_threads=self._host.num_threads, batch=4, chunk=16, cache="cold")
         warm = Cell(num_threads=self._host.num_threads, batch=all_requests, cache="hit")
+        trees, suffixes = (replace(few, drafts=drafts) for drafts in ("tree", "suffix"))
         started_s = time.perf_counter()
-        attempts = [self._attempt(cell, questions) for cell in (few, warm)]
+        attempts = [self._attempt(cell, questions) for cell in (few, warm, trees, suffixes)]
         share_s = (time.perf_counter() - started_s) / len(questions)
         return [
             _judged(
                 "sampling",
-                f"{question.name} · among {all_requests}, cache cold and hit",
+                f"{question.name} · among {all_requests}, cache cold and hit, drafts",
                 attempts,
                 [question],
                 self._plain[None],
@@ -235,11 +236,23 @@ class _Matrix:
 
     def _attempt(self, cell: Cell, questions: Sequence[Question]) -> Attempt:
         try:
-            run = self.bench.run(cell, questions)
+            known = _known(questions, self._plain[None]) if cell.drafts is not None else None
+            run = self.bench.run(cell, questions, known=known)
             problem = path_problem(cell, run, questions, self.plain_path)
             return Attempt(run, None if problem is None else f"path not taken: {problem}")
         except Exception as error:  # as above
             return Attempt(None, _text_of(error))
+
+
+def _known(questions: Sequence[Question], answers: Mapping[Choice, Answer]) -> dict[int, list[int]]:
+    """Seed -> prompt and answer."""
+    known: dict[int, list[int]] = {}
+    for question in questions:
+        for choice in range(question.params.n):
+            positions = answers[question.name, choice].positions
+            drawn = [position.token for position in positions if position.index >= len(question.prompt)]
+            known[question.seed(choice)] = [*question.prompt, *drawn]
+    return known
 
 
 class PathError(Exception):

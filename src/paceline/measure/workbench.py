@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,12 @@ from paceline.executors.base import Executor
 from paceline.llm import LLM, PromptTokenizer
 from paceline.measure.cells import SHARED_TOKENS, Cell, Question, number_of_requests
 from paceline.measure.losslessness import Answer, Position
+from paceline.measure.planted_drafts import PlantedDrafter
 from paceline.measure.trace import Trace, TracingExecutor
+from paceline.speculate.counts import SpeculationCounts
+from paceline.speculate.draft import MAX_NODES
+from paceline.speculate.policy import FixedPolicy
+from paceline.speculate.speculator import Speculator
 
 _WARM_SEEDS = 2**40
 """Added to a question's seed where it only fills the cache."""
@@ -26,6 +31,10 @@ _UNIT_ROWS = 32
 _STALE_BYTE = 0x3C
 """Fills a cell's pages when it is over: the next cell gets the same ones, where the right keys and values would hide
 that it writes none. A small number in every KV format, for a NaN would do harm even where a window masks it."""
+
+
+_SPECULATE = {"": "off", "suffix": "suffix", "ngram": "ngram", "self": "draft:self:int4"}
+_DRAFT_TOKENS = 5
 
 
 class Load(Protocol):
@@ -45,6 +54,7 @@ class Run:
     path: dict[str, str | int]
     model: ModelConfig
     preemptions: int
+    speculation: SpeculationCounts | None
     elapsed_s: float
 
 
@@ -62,6 +72,7 @@ class Workbench:
             token_budget=max_chunk + max_batch - 1,
             prefix_cache=False,
             max_gap_ms=None,
+            speculate="off",
         )
         self._key: tuple[object, ...] | None = None
         self._executor: Executor | None = None
@@ -88,17 +99,31 @@ class Workbench:
         """Lets the weights go."""
         self._key = self._executor = None
 
-    def run(self, cell: Cell, questions: Sequence[Question], *, keep_logits: bool = False) -> Run:
-        """The answers on the cell's path, after what its cache must hold."""
+    def run(
+        self,
+        cell: Cell,
+        questions: Sequence[Question],
+        *,
+        known: Mapping[int, Sequence[int]] | None = None,
+        keep_logits: bool = False,
+    ) -> Run:
+        """The answers on the cell's path, after what its cache must hold. ``known``: seed -> prompt and answer, where
+        drafts are made from them."""
         started_s = time.perf_counter()
+        if cell.drafts == "self":
+            self.close()  # as below
+            with self._loaded_engine(self._config_of(cell, questions)) as (llm, tracing):
+                if cell.cache == "hit":
+                    _ask(llm, [_same_prompt(question) for question in questions])
+                return _run(llm, tracing, questions, started_s, keep_logits=keep_logits)
         if cell.cache == "disk":
             self.close()  # two copies of the weights may not fit
             with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
                 self._fill(cell, questions, directory)
                 with self._engine_over_directory(cell, questions, directory) as (llm, tracing):
                     return _run(llm, tracing, questions, started_s, keep_logits=keep_logits)
-        with self._engine(cell, questions) as (llm, tracing):
-            if cell.cache == "hit":
+        with self._engine(cell, questions, known or {}) as (llm, tracing):
+            if cell.cache == "hit" or cell.drafts in ("suffix", "ngram"):
                 _ask(llm, [_same_prompt(question) for question in questions])
             elif cell.cache == "partial":
                 vocab_size = tracing.model.vocab_size
@@ -111,10 +136,17 @@ class Workbench:
             _ask(llm, [_same_prompt(question) for question in questions])
 
     @contextmanager
-    def _engine(self, cell: Cell, questions: Sequence[Question]) -> Iterator[tuple[LLM, TracingExecutor]]:
+    def _engine(
+        self, cell: Cell, questions: Sequence[Question], known: Mapping[int, Sequence[int]]
+    ) -> Iterator[tuple[LLM, TracingExecutor]]:
         tracing = TracingExecutor(self._open(cell), num_pages=cell.pool_pages)
+        config, speculator = self._config_of(cell, questions), None
+        if cell.drafts in ("chain", "tree"):
+            vocab_size = tracing.model.vocab_size
+            drafter = PlantedDrafter(known, vocab_size, trees=cell.drafts == "tree")
+            speculator = Speculator([drafter], FixedPolicy(MAX_NODES), vocab_size=vocab_size)
         try:
-            with LLM.from_parts(tracing, self.tokenizer, config=self._config_of(cell, questions)) as llm:
+            with LLM.from_parts(tracing, self.tokenizer, config=config, speculator=speculator) as llm:
                 yield llm, tracing
         finally:
             tracing.pages[sorted(tracing.written_pages)] = _STALE_BYTE
@@ -123,13 +155,18 @@ class Workbench:
     def _engine_over_directory(
         self, cell: Cell, questions: Sequence[Question], directory: str
     ) -> Iterator[tuple[LLM, TracingExecutor]]:
+        config = dataclasses.replace(self._config_of(cell, questions), kv_dir=directory)
+        with self._loaded_engine(config) as engine:
+            yield engine
+
+    @contextmanager
+    def _loaded_engine(self, config: EngineConfig) -> Iterator[tuple[LLM, TracingExecutor]]:
         traces: list[TracingExecutor] = []
 
         def wrap(executor: Executor) -> Executor:
             traces.append(TracingExecutor(executor))
             return traces[0]
 
-        config = dataclasses.replace(self._config_of(cell, questions), kv_dir=directory)
         with self._load(config, wrap) as llm:
             yield llm, traces[0]
 
@@ -165,6 +202,8 @@ class Workbench:
             # All but one request may decode while the one reads a chunk.
             token_budget=(cell.chunk or self._max_chunk) + batch - 1,
             prefix_cache=cell.cache != "off",
+            speculate=_SPECULATE.get(cell.drafts or ""),
+            draft_tokens=_DRAFT_TOKENS,
         )
 
 
@@ -179,12 +218,23 @@ def path_problem(cell: Cell, run: Run, questions: Sequence[Question], plain_path
     for name, value in wanted.items():
         if path[name] != value:
             return f"{name} is {path[name]}, not {value}"
+    if cell.drafts is not None:
+        return _drafts_problem(cell, run)
     batch = max(step.num_sequences for step in run.trace.steps)
     if cell.pool_pages is not None:
         return None if run.preemptions else "no request was preempted"
     if batch != min(cell.batch, number_of_requests(questions)):
         return f"at most {batch} requests ran together"
     return _chunk_problem(cell, run, questions) or _cache_problem(cell, run, questions)
+
+
+def _drafts_problem(cell: Cell, run: Run) -> str | None:
+    counts = run.speculation
+    if counts is None or counts.proposed == 0:
+        return "nothing was drafted"
+    if cell.drafts in ("chain", "tree") and not 0 < counts.accepted < counts.proposed:
+        return f"{counts.accepted} of {counts.proposed} drafted tokens were accepted"
+    return None
 
 
 def _chunk_problem(cell: Cell, run: Run, questions: Sequence[Question]) -> str | None:
@@ -290,7 +340,8 @@ def _run(
     }
     named = {question.name: completion for question, completion in zip(questions, completions, strict=True)}
     path, elapsed_s = tracing.path(), time.perf_counter() - started_s
-    return Run(answers, named, trace, path, tracing.model, llm.stats().preemptions, elapsed_s)
+    stats = llm.stats()
+    return Run(answers, named, trace, path, tracing.model, stats.preemptions, stats.speculation, elapsed_s)
 
 
 def _answer(question: Question, choice: int, completion: Completion, trace: Trace) -> Answer:
