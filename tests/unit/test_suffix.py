@@ -179,6 +179,18 @@ def test_a_comparable_second_continuation_becomes_a_branch() -> None:
     check_draft(small, context, 3, set(context.tokens))
 
 
+@pytest.mark.parametrize(("stem", "branches"), [("q", 2), ("abcdefghq", 1)])
+def test_branches_below_the_root_leave_room_for_each_other(stem: str, branches: int) -> None:
+    """Of two continuations that are equally frequent, the first after a long match leaves the other too little."""
+    text = f"{stem}1x.{stem}1x,{stem}1y;{stem}1y!{stem}"
+    context = FakeContext(ids_of(text))
+    tree = proposed(SuffixDrafter(max_branches=2), context)
+    check_draft(tree, context, 16, set(context.tokens))
+    assert tree is not None
+    assert [chr(tree.tokens[row - 1]) for row in tree.children(0)] == ["1"]
+    assert [chr(tree.tokens[row - 1]) for row in tree.children(1)] == ["y", "x"][:branches]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.text("abc", min_size=1, max_size=20), max_size=4),
