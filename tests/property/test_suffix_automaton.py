@@ -113,6 +113,14 @@ def test_a_long_repetition_is_counted_at_its_long_suffixes() -> None:
     assert automaton.count[automaton.edges[ROOT][7]] == 1 + COUNTED, "short suffixes are counted up to the bound only"
 
 
+def test_a_split_redirects_more_states_than_are_counted() -> None:
+    word = list(range(COUNTED + 4))
+    suffixes = [token for size in range(1, len(word)) for token in [100 + size, *word[-size:]]]  # a state each
+    automaton = automaton_of([*suffixes, 200, *word, 300, 201, *word[1:], 300])
+    for best, edges in zip(automaton.best, automaton.edges, strict=True):
+        assert (best in edges.values()) == bool(edges)
+
+
 @pytest.mark.parametrize("name", [name for name in STATE_LISTS if name != "edges"])
 def test_the_check_finds_a_wrong_entry(name: str) -> None:
     text = [0, 1, 0, 0, 1, 2, 0, 1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 from draft_contexts import FakeContext, check_draft, ids_of, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.speculate.draft import Draft
+from paceline.speculate.draft import MAX_NODES, Draft
 from paceline.speculate.suffix import MIN_REACH, PROMPT_TOKENS, SuffixDrafter, _Cursor
 from paceline.speculate.suffix_automaton import COUNTED, SuffixAutomaton
 
@@ -177,6 +179,18 @@ def test_a_comparable_second_continuation_becomes_a_branch() -> None:
     check_draft(small, context, 3, set(context.tokens))
 
 
+@pytest.mark.parametrize(("stem", "branches"), [("q", 2), ("abcdefghq", 1)])
+def test_branches_below_the_root_leave_room_for_each_other(stem: str, branches: int) -> None:
+    """Of two continuations that are equally frequent, the first after a long match leaves the other too little."""
+    text = f"{stem}1x.{stem}1x,{stem}1y;{stem}1y!{stem}"
+    context = FakeContext(ids_of(text))
+    tree = proposed(SuffixDrafter(max_branches=2), context)
+    check_draft(tree, context, 16, set(context.tokens))
+    assert tree is not None
+    assert [chr(tree.tokens[row - 1]) for row in tree.children(0)] == ["1"]
+    assert [chr(tree.tokens[row - 1]) for row in tree.children(1)] == ["y", "x"][:branches]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.text("abc", min_size=1, max_size=20), max_size=4),
@@ -208,6 +222,15 @@ def test_a_cursor_is_where_a_search_ends() -> None:
         assert (cursor.state, cursor.length) == automaton.find(tokens[:end])
 
 
+def test_a_cursor_finds_what_was_learnt_since() -> None:
+    automaton, cursor, tokens = SuffixAutomaton(), _Cursor(), ids_of("xab")
+    for learnt, length in (("ab", 2), (".xa", 2), (".xabq", 3)):
+        automaton.extend(ids_of(learnt))
+        cursor.move(automaton, tokens)
+        assert cursor.length == length
+        assert (cursor.state, cursor.length) == automaton.find(tokens)
+
+
 def test_memory_is_bounded_and_old_outputs_leave() -> None:
     drafter = SuffixDrafter(domain_tokens=200, max_domains=4)
     answered(drafter, "early bird", domain=b"0")
@@ -229,12 +252,26 @@ def test_the_old_generation_is_still_matched() -> None:
     assert text_of(proposed(drafter, FakeContext(ids_of("?first"), request_id=1))) == " answer"
 
 
+def test_a_request_does_not_keep_forgotten_outputs() -> None:
+    drafter = SuffixDrafter(domain_tokens=40)
+    answered(drafter, "first answer")
+    assert text_of(proposed(drafter, FakeContext(ids_of("?first"), request_id=1))) == " answer"
+    forgotten = weakref.ref(drafter._domains[b""].young)
+    for _ in range(3):
+        answered(drafter, "as long as twenty")
+    gc.collect()
+    assert forgotten() is None
+
+
 def test_limits_and_unknown_requests() -> None:
     drafter = SuffixDrafter()
     tokens = ids_of("abcabcabcabc")
     for room in range(6):
         context = FakeContext(tokens, max_tokens=len(tokens) + room, request_id=room)
         assert text_of(proposed(drafter, context, 3)) == "abc"[: max(0, room - 1)]
+    endless = proposed(drafter, FakeContext(tokens, request_id=9), 1000)
+    assert endless is not None
+    assert len(endless) <= MAX_NODES
     drafter.finish(FakeContext(tokens, num_prompt=len(tokens), request_id=77))
     drafter.finish(FakeContext([], request_id=78))
     assert drafter._domains == {}

@@ -28,10 +28,11 @@ Checked by: tests/unit/test_suffix.py, tests/property/test_suffix_automaton.py.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculate.draft import Context, Draft
+from paceline.speculate.draft import MAX_NODES, Context, Draft
 from paceline.speculate.suffix_automaton import ROOT, SuffixAutomaton
 
 SEPARATOR = -1
@@ -56,19 +57,21 @@ _TABLE = 1024  # counts and lengths from here on make no difference
 
 
 class _Cursor:
-    """The longest suffix of a request that occurs in an automaton over other texts."""
+    """The longest suffix of a request that occurs in an automaton over other texts, which it does not keep alive: a
+    request that is not asked for must not hold outputs that its domain has forgotten."""
 
     __slots__ = ("automaton", "length", "num_seen", "size", "state")
 
     def __init__(self) -> None:
-        self.automaton: SuffixAutomaton | None = None
+        self.automaton: weakref.ref[SuffixAutomaton] | None = None
         self.size = self.num_seen = self.length = 0
         self.state = ROOT
 
     def move(self, automaton: SuffixAutomaton, tokens: list[int]) -> None:
         """To the end of ``tokens``, which begin with those of the last call."""
-        if self.automaton is not automaton or self.size != len(automaton) or len(tokens) > self.num_seen + SEEN_TOKENS:
-            self.automaton, self.size = automaton, len(automaton)
+        is_known = self.automaton is not None and self.automaton() is automaton and self.size == len(automaton)
+        if not is_known or len(tokens) > self.num_seen + SEEN_TOKENS:
+            self.automaton, self.size = weakref.ref(automaton), len(automaton)
             self.state, self.length = automaton.find(tokens[-SEEN_TOKENS:])
         else:
             for at in range(self.num_seen, len(tokens)):
@@ -128,8 +131,10 @@ class SuffixDrafter:
     """Suffix matching over each request and over the past outputs of its domain.
 
     max_branches   paths through a draft at most; 1: chains only
-    domain_tokens  of past outputs that a domain remembers at most; a token takes some 550 bytes
+    domain_tokens  of past outputs that a domain remembers at most
     max_domains    that are remembered; the least recently used one leaves
+
+    A token takes some 550 bytes, be it a domain's or, until it ends, a request's.
     """
 
     name = "suffix"
@@ -164,7 +169,7 @@ class SuffixDrafter:
 
     def _propose(self, context: Context, limit: int) -> Draft | None:
         tokens = context.tokens
-        limit = min(limit, context.max_tokens - len(tokens) - 1)  # the pass itself yields the last one
+        limit = min(limit, context.max_tokens - len(tokens) - 1, MAX_NODES)  # the pass itself yields the last token
         if limit < 1:
             return None
         place = self._match(context)
@@ -242,7 +247,11 @@ class SuffixDrafter:
         return chain
 
     def _odds(self, automaton: SuffixAutomaton, state: int, child: int, token: int, is_end: bool) -> float:
-        """r0^0.65 r1^0.4 r2^0.36 for ``token``, which leads from ``state`` to ``child``."""
+        """r0^0.65 r1^0.4 r2^0.36 for ``token``, which leads from ``state`` to ``child``.
+
+        ``is_end`` is taken for the shorter suffixes too. Where only they end the text, their N is one too high: to find
+        that out would cost more than it tells.
+        """
         count, link, edges = automaton.count, automaton.link, automaton.edges
         odds = 1.0
         for power in self._powers:

@@ -36,7 +36,7 @@ class SuffixAutomaton:
     edges  the state after each token that followed;  _NONE stands in ``link`` for the root's and in ``best`` for none
     """
 
-    __slots__ = ("best", "count", "edges", "last", "length", "link", "recent", "text")
+    __slots__ = ("__weakref__", "best", "count", "edges", "last", "length", "link", "recent", "text")
 
     def __init__(self) -> None:
         self.text: list[int] = []
