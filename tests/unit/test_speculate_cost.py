@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.executors.base import StepPlan
 from paceline.speculate import cost_memory
-from paceline.speculate.cost import COARSE_FIRST, SIZES, StepCost, measure_step_cost, pooled
+from paceline.speculate.cost import COARSE_FIRST, SHAPE_RATE, SIZES, StepCost, measure_step_cost, pooled
 from paceline.speculate.cost_memory import MAX_ENTRIES, cost_key, load_step_cost, save_step_cost
 
 TABLE = {1: 7.0, 2: 7.5, 4: 9.0, 8: 14.0, 16: 25.0, 32: 48.0, 64: 95.0}
@@ -114,6 +114,15 @@ def test_a_wrong_shape_is_learnt_on_a_machine_that_is_slower_as_well() -> None:
     assert cost.version > 0
 
 
+def test_both_steps_of_a_pair_share_the_error() -> None:
+    cost = StepCost(TABLE)
+    for _ in range(2):
+        cost.observe(1, 100, 7.0)
+        cost.observe(8, 100, 14.0 * math.exp(0.2))
+    moved = math.log(cost.relative(8) / 2.0)
+    assert 3 * SHAPE_RATE * 0.2 < moved <= 3 * 2 * SHAPE_RATE * 0.2
+
+
 def test_steps_of_unlike_depth_are_not_compared() -> None:
     cost = StepCost(TABLE)
     known = StepCost(TABLE)
@@ -149,8 +158,8 @@ class FormulaExecutor:
         assert len(plan.logit_rows) == n
         assert plan.page_table.max() < self.num_pages
         self.log.append(n)
-        # The first of a kind is slow, and so is everything for a moment.
-        self.now += self._seconds(n) * (1.7 if n not in self.log[:-1] or len(self.log) in (5, 6) else 1.0)
+        # The first of a kind is slow, and so is one in seven.
+        self.now += self._seconds(n) * (1.7 if n not in self.log[:-1] or len(self.log) % 7 == 0 else 1.0)
 
 
 def measure(executor: FormulaExecutor, budget_s: float) -> StepCost:
@@ -166,7 +175,7 @@ def test_measuring_finds_the_formula_and_keeps_to_its_budget() -> None:
     cost = measure(executor, 4.0)
     assert set(cost.measured) == set(SIZES)
     assert cost.measured == pytest.approx({n: formula(n) for n in SIZES})
-    assert executor.now <= 4.0
+    assert executor.now <= 4.0 * 1.05, "the last round may meet a slow pass"
     rounds = executor.log[1 + len(SIZES) :]
     assert rounds == list(COARSE_FIRST) * (len(rounds) // len(SIZES)), "sizes take turns"
 

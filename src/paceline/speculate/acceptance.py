@@ -40,7 +40,8 @@ LEAST, MOST = 0.02, 0.99
 DEPTH_RATE = 0.05
 MAX_DEPTH_ODDS = 8.0
 REQUEST_RATE = 0.6
-"""Faster follows a change of text sooner, but takes chance for change: 0.5 to 0.8 are within 2 % of each other."""
+"""Faster follows a change of text sooner, but takes chance for change: on replayed answers 0.15 to 0.6 gave the same
+speed within 0.5 %."""
 
 REQUEST_MEMORY = 0.99
 """At 0.97 the pull towards the average held drafts that were always wrong at a probability of 0.15: they went on."""
