@@ -1,17 +1,23 @@
-"""A request as drafters see it, and what the definition says that a draft model proposes for it."""
+"""A request as drafters see it, a draft model over a fake executor, and what the definition says that it proposes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from fake_executor import fake_logits, log_softmax, sample
+from fake_executor import FakeExecutor, fake_logits, log_softmax, sample
 from numpy.typing import NDArray
 
+from paceline.config import PAGE_TOKENS
+from paceline.executors.base import StepPlan, StepResult
 from paceline.params import SamplingParams
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import greedy_rows
+from paceline.speculate.draft import Draft
+from paceline.speculate.draft_model import DraftModelDrafter
+from paceline.speculate.draft_pages import OwnPages
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 
@@ -82,3 +88,33 @@ def drafted_alone(
         path.append(draw(request, path, logits, banned))
         confidence.append(float(np.exp(log_softmax(logits)[path[-1]])))
     return path, confidence
+
+
+class FlakyExecutor(FakeExecutor):
+    """Fails when told to, half way: what it was to write is garbage then."""
+
+    fails = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step."""
+        if self.fails:
+            self.fails = False
+            self._pages[plan.page_table[0, plan.positions[0] // PAGE_TOKENS]] = -7
+            raise RuntimeError("told to")
+        return super().run(plan)
+
+
+def drafter_of(executor: FakeExecutor, *, max_sequences: int = 8, **options: Any) -> tuple[DraftModelDrafter, OwnPages]:
+    pages = OwnPages(executor, max_sequences=max_sequences)
+    options = {"vocab_size": executor.model.vocab_size, "min_confidence": 0.0} | options
+    return DraftModelDrafter(executor, pages, **options), pages
+
+
+def some_tokens(count: int, *, seed: int = 0, vocab_size: int = 97) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, count)]
+
+
+def chain_of(draft: Draft | None) -> list[int]:
+    assert draft is not None
+    assert draft.is_chain
+    return list(draft.tokens)

@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 from fake_executor import FakeExecutor, FakeTokenizer, fake_logits, tiny_model
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from numpy.typing import NDArray
-from small_request import SmallRequest, drafted_alone, sampling_record
+from small_request import (
+    FlakyExecutor,
+    SmallRequest,
+    chain_of,
+    drafted_alone,
+    drafter_of,
+    sampling_record,
+    some_tokens,
+)
 
 from paceline.errors import UnsupportedError
 from paceline.executors.base import StepPlan, StepResult
-from paceline.sampling.distribution import probabilities
-from paceline.sampling.rows import SampledRows, SampleRows
-from paceline.speculate.draft import Draft
-from paceline.speculate.draft_model import DraftModelDrafter, check_vocabularies, draft_seed
-from paceline.speculate.draft_pages import OwnPages
+from paceline.sampling.rows import SampledRows
+from paceline.speculate.draft_model import check_vocabularies, draft_seed
 
 VOCAB = 97
-
-
-class DraftExecutor(FakeExecutor):
-    """Also gives distributions; fails when told to, half way: what it was to write is garbage then."""
-
-    fails = False
-
-    def run(self, plan: StepPlan) -> StepResult:
-        self.samples = plan.samples
-        if self.fails:
-            self.fails = False
-            self._pages[plan.page_table[0, plan.positions[0] // 32]] = -7
-            raise RuntimeError("told to")
-        return super().run(plan)
-
-    def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
-        return np.array([probabilities(self._logits[at], samples.rows[at], samples) for at in outputs])
-
-    def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
-        raise NotImplementedError
-
-
-def drafter_of(
-    executor: DraftExecutor, *, max_sequences: int = 8, **options: Any
-) -> tuple[DraftModelDrafter, OwnPages]:
-    pages = OwnPages(executor, max_sequences=max_sequences)
-    options = {"vocab_size": executor.model.vocab_size, "min_confidence": 0.0} | options
-    return DraftModelDrafter(executor, pages, **options), pages
-
-
-def some_tokens(count: int, *, seed: int = 0, vocab_size: int = VOCAB) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, count)]
-
-
-def chain_of(draft: Draft | None) -> list[int]:
-    assert draft is not None
-    assert draft.is_chain
-    return list(draft.tokens)
 
 
 # What is drafted
@@ -68,7 +28,7 @@ def chain_of(draft: Draft | None) -> list[int]:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 31, 32, 33, 64, 150])
 def test_drafts_what_the_model_alone_would_say(num_tokens: int) -> None:
-    drafter, pages = drafter_of(DraftExecutor(max_rows=40))
+    drafter, pages = drafter_of(FakeExecutor(max_rows=40))
     request = SmallRequest(some_tokens(num_tokens))
     (draft,) = drafter.propose([request], [9])
     tokens, confidence = drafted_alone(request, 9)
@@ -80,7 +40,7 @@ def test_drafts_what_the_model_alone_would_say(num_tokens: int) -> None:
 
 
 def test_one_step_drafts_for_all_requests() -> None:
-    executor = DraftExecutor()
+    executor = FakeExecutor()
     drafter, pages = drafter_of(executor)
     requests = [SmallRequest(some_tokens(20 + 13 * i, seed=i), request_id=i) for i in range(4)]
     limits = [1, 3, 6, 2]
@@ -94,7 +54,7 @@ def test_one_step_drafts_for_all_requests() -> None:
 
 
 def test_after_acceptance_only_what_is_new_is_computed() -> None:
-    executor = DraftExecutor()
+    executor = FakeExecutor()
     drafter, _ = drafter_of(executor)
     request = SmallRequest(some_tokens(50))
     (draft,) = drafter.propose([request], [4])
@@ -110,7 +70,7 @@ def test_after_acceptance_only_what_is_new_is_computed() -> None:
 
 
 def test_requests_with_one_prompt_compute_its_whole_pages_once() -> None:
-    executor = DraftExecutor()
+    executor = FakeExecutor()
     drafter, pages = drafter_of(executor)
     requests = [SmallRequest(some_tokens(100), request_id=i) for i in range(3)]
     drafts = drafter.propose(requests, [2, 2, 2])
@@ -120,7 +80,7 @@ def test_requests_with_one_prompt_compute_its_whole_pages_once() -> None:
 
 
 def test_nothing_crosses_domains() -> None:
-    executor = DraftExecutor()
+    executor = FakeExecutor()
     drafter, _ = drafter_of(executor)
     for request_id, domain in enumerate([b"one", b"two", b"two"]):
         request = SmallRequest(some_tokens(80), request_id=request_id, domain=domain)
@@ -130,7 +90,7 @@ def test_nothing_crosses_domains() -> None:
 
 
 def test_few_rows_and_outputs_a_step_change_no_draft() -> None:
-    executor = DraftExecutor(max_rows=3, max_outputs=2)
+    executor = FakeExecutor(max_rows=3, max_outputs=2)
     drafter, pages = drafter_of(executor)
     requests = [SmallRequest(some_tokens(3 + 7 * i, seed=i), request_id=i) for i in range(5)]
     drafts = drafter.propose(requests, [4] * 5)
@@ -142,13 +102,13 @@ def test_a_draft_stops_behind_the_token_that_makes_it_unlikely() -> None:
     request = SmallRequest(some_tokens(10))
     _, confidence = drafted_alone(request, 4)
     between = float(np.prod(confidence[:2]) * 1.001)
-    drafter, _ = drafter_of(DraftExecutor(), min_confidence=between)
+    drafter, _ = drafter_of(FakeExecutor(), min_confidence=between)
     (draft,) = drafter.propose([request], [4])
     assert chain_of(draft) == drafted_alone(request, 2)[0]
 
 
 def test_nothing_is_drafted_that_cannot_be_accepted() -> None:
-    drafter, _ = drafter_of(DraftExecutor())
+    drafter, _ = drafter_of(FakeExecutor())
     for rest, length in [(1, None), (2, 1), (4, 3), (50, 5)]:
         request = SmallRequest(some_tokens(20), request_id=rest, max_tokens=20 + rest)
         (draft,) = drafter.propose([request], [5])
@@ -156,7 +116,7 @@ def test_nothing_is_drafted_that_cannot_be_accepted() -> None:
 
 
 def test_penalties_biases_and_bans_hold_and_noise_is_the_targets() -> None:
-    drafter, _ = drafter_of(DraftExecutor())
+    drafter, _ = drafter_of(FakeExecutor())
     plain = SmallRequest(some_tokens(40), request_id=0)
     (first, second), _ = drafted_alone(plain, 2)
     record = sampling_record(temperature=0.8, seed=2**63 + 5)
@@ -177,7 +137,7 @@ def test_penalties_biases_and_bans_hold_and_noise_is_the_targets() -> None:
 def test_branches_are_the_next_likeliest_first_tokens() -> None:
     request = SmallRequest(some_tokens(30))
     order = np.argsort(-fake_logits(request.tokens, VOCAB), kind="stable").tolist()
-    drafter, _ = drafter_of(DraftExecutor(), max_branches=3)
+    drafter, _ = drafter_of(FakeExecutor(), max_branches=3)
     (draft,) = drafter.propose([request], [64])
     assert draft is not None
     chain, confidence = drafted_alone(request, 64)
@@ -194,7 +154,7 @@ def test_branches_are_the_next_likeliest_first_tokens() -> None:
 
 
 def test_exact_drafts_are_drawn_from_the_q_that_they_carry() -> None:
-    executor = DraftExecutor()
+    executor = FakeExecutor()
     drafter, _ = drafter_of(executor, exact=True)
     request = SmallRequest(some_tokens(40), record=sampling_record(temperature=0.7, seed=11), bias={4: 2.0})
     greedy = SmallRequest(some_tokens(40), request_id=1)
@@ -224,7 +184,7 @@ def test_exact_drafts_are_drawn_from_the_q_that_they_carry() -> None:
 
 
 def test_ids_that_the_target_lacks_are_never_proposed() -> None:
-    executor = DraftExecutor(model=tiny_model(VOCAB))
+    executor = FakeExecutor(model=tiny_model(VOCAB))
     drafter, _ = drafter_of(executor, vocab_size=20, exact=True)
     surplus = range(20, VOCAB)
     drawn = SmallRequest(some_tokens(9, vocab_size=20), request_id=2, record=sampling_record(temperature=1.0))
@@ -243,7 +203,7 @@ def test_ids_that_the_target_lacks_are_never_proposed() -> None:
 
 
 def test_a_smaller_draft_vocabulary() -> None:
-    executor = DraftExecutor(model=tiny_model(20))
+    executor = FakeExecutor(model=tiny_model(20))
     drafter, pages = drafter_of(executor, vocab_size=30, exact=True)
     known = SmallRequest(some_tokens(9, vocab_size=20), bias={25: 3.0, 7: 50.0}, banned=[28])
     drawn = SmallRequest(some_tokens(9, vocab_size=20), request_id=1, record=sampling_record(temperature=1.0))
@@ -274,7 +234,7 @@ def test_vocabularies_are_compared_id_by_id() -> None:
 
 
 def test_a_context_longer_than_the_models_gets_no_draft() -> None:
-    drafter, pages = drafter_of(DraftExecutor(model=tiny_model(context_length=40)))
+    drafter, pages = drafter_of(FakeExecutor(model=tiny_model(context_length=40)))
     request = SmallRequest(some_tokens(38))
     (draft,) = drafter.propose([request], [9])
     assert chain_of(draft) == drafted_alone(request, 3)[0]  # rows at 37, 38 and 39
@@ -290,7 +250,7 @@ def test_a_context_longer_than_the_models_gets_no_draft() -> None:
 
 
 def test_the_request_that_was_not_asked_for_longest_gives_way() -> None:
-    executor = DraftExecutor(num_pages=6)
+    executor = FakeExecutor(num_pages=6)
     drafter, pages = drafter_of(executor)
     requests = [SmallRequest(some_tokens(60, seed=i), request_id=i) for i in range(4)]
     for i in (0, 1, 2, 0, 3):  # 3 finds no room, and 1 was asked for before 2 and 0
@@ -306,7 +266,7 @@ def test_the_request_that_was_not_asked_for_longest_gives_way() -> None:
 
 
 def test_slots_run_out_and_too_long_ones_get_nothing() -> None:
-    executor = DraftExecutor(num_pages=6)
+    executor = FakeExecutor(num_pages=6)
     drafter, pages = drafter_of(executor, max_sequences=2)
     requests = [SmallRequest(some_tokens(20, seed=i), request_id=i) for i in range(3)]
     drafts = drafter.propose(requests, [2] * 3)
@@ -319,7 +279,7 @@ def test_slots_run_out_and_too_long_ones_get_nothing() -> None:
 
 
 def test_requests_that_cannot_all_grow_do_not_block_each_other() -> None:
-    drafter, pages = drafter_of(DraftExecutor(num_pages=4))
+    drafter, pages = drafter_of(FakeExecutor(num_pages=4))
     requests = [SmallRequest(some_tokens(62, seed=i), request_id=i) for i in range(2)]
     drafts = drafter.propose(requests, [2, 2])
     assert all(drafts)
@@ -332,7 +292,7 @@ def test_requests_that_cannot_all_grow_do_not_block_each_other() -> None:
 
 
 def test_a_draft_is_as_long_as_its_pages() -> None:
-    drafter, pages = drafter_of(DraftExecutor(num_pages=2))
+    drafter, pages = drafter_of(FakeExecutor(num_pages=2))
     request = SmallRequest(some_tokens(60))
     (draft,) = drafter.propose([request], [30])
     assert chain_of(draft) == drafted_alone(request, 5)[0]  # the last of them is not computed
@@ -340,7 +300,7 @@ def test_a_draft_is_as_long_as_its_pages() -> None:
 
 
 def test_a_failing_step_raises_and_leaves_nothing_wrong() -> None:
-    executor = DraftExecutor()
+    executor = FlakyExecutor()
     drafter, pages = drafter_of(executor)
     one, other = SmallRequest(some_tokens(70), request_id=0), SmallRequest(some_tokens(70), request_id=1)
     drafter.propose([one], [3])
@@ -356,7 +316,7 @@ def test_a_failing_step_raises_and_leaves_nothing_wrong() -> None:
 
 
 def test_a_token_that_cannot_be_drawn_ends_its_draft_alone() -> None:
-    class Broken(DraftExecutor):
+    class Broken(FakeExecutor):
         def run(self, plan: StepPlan) -> StepResult:
             sampled = super().run(plan).sampled
             status = np.array([3 if row["seed"] == 13 and row["position"] >= 12 else 0 for row in plan.samples.rows])
@@ -377,100 +337,6 @@ def test_a_token_that_cannot_be_drawn_ends_its_draft_alone() -> None:
 
 
 def test_finish_of_a_request_that_was_never_asked_for() -> None:
-    drafter, pages = drafter_of(DraftExecutor())
+    drafter, pages = drafter_of(FakeExecutor())
     drafter.finish(SmallRequest([1, 2, 3]))
     pages.kv.check()
-
-
-# Everything at once
-
-
-class DraftMachine(RuleBasedStateMachine):
-    """Requests come, are asked for, grow by what was drafted or by something else, and go, in any order."""
-
-    @initialize(
-        num_pages=st.sampled_from([3, 6, 10, 200]),
-        max_sequences=st.integers(1, 6),
-        max_rows=st.integers(1, 80),
-        max_outputs=st.integers(1, 6),
-        window=st.sampled_from([None, None, 20, 50]),
-    )
-    def start(self, num_pages: int, max_sequences: int, max_rows: int, max_outputs: int, window: int | None) -> None:
-        model = tiny_model(VOCAB, 400, window)
-        self.executor = DraftExecutor(model=model, num_pages=num_pages, max_rows=max_rows, max_outputs=max_outputs)
-        self.drafter, self.pages = drafter_of(self.executor, max_sequences=max_sequences)
-        self.window = window
-        self.is_roomy = num_pages == 200
-        self.max_sequences = max_sequences
-        self.requests: list[SmallRequest] = []
-        self.drafts: dict[int, list[int]] = {}
-        self.num_made = 0
-
-    @rule(
-        num_tokens=st.integers(1, 140),
-        branch=st.sampled_from([0, 30, 64, 100, 300]),
-        domain=st.sampled_from([b"", b"", b"x"]),
-        penalty=st.sampled_from([1.0, 1.0, 3.0]),
-        temperature=st.sampled_from([0.0, 1.0]),
-    )
-    def add(self, num_tokens: int, branch: int, domain: bytes, penalty: float, temperature: float) -> None:
-        tokens = [(3 if at < branch else branch + 5 * at) % VOCAB for at in range(num_tokens)]
-        record = sampling_record(temperature=temperature, seed=self.num_made, repetition_penalty=penalty)
-        self.requests.append(SmallRequest(tokens, self.num_made, domain=domain, record=record))
-        self.num_made += 1
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def ask(self, data: st.DataObject) -> None:
-        asked = data.draw(st.lists(st.sampled_from(self.requests), unique_by=id, min_size=1, max_size=6))
-        limits = [data.draw(st.integers(1, 9)) for _ in asked]
-        drafts = self.drafter.propose(asked, limits)
-        if self.is_roomy:
-            assert sum(draft is not None for draft in drafts) == min(len(asked), self.max_sequences)
-        assert any(drafts) or all(len(request.tokens) > 32 * self.executor.num_pages for request in asked)
-        for request, limit, draft in zip(asked, limits, drafts, strict=True):
-            self.drafts[request.request_id] = []
-            if draft is not None:
-                self.drafts[request.request_id] = chain_of(draft)
-                expected, _ = drafted_alone(request, limit, window=self.window)
-                assert chain_of(draft) == expected[: len(draft)]
-                assert len(draft) == limit or not self.is_roomy
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), num_accepted=st.integers(0, 9), more=st.lists(st.integers(0, VOCAB - 1), max_size=3))
-    def accept(self, data: st.DataObject, num_accepted: int, more: list[int]) -> None:
-        request = data.draw(st.sampled_from(self.requests))
-        request.tokens += [*self.drafts.pop(request.request_id, [])[:num_accepted], *more]
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.requests))
-        self.requests.remove(request)
-        self.drafter.finish(request)
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
-        self.executor.fails = True
-        request = data.draw(st.sampled_from(self.requests))
-        if len(request.tokens) <= 32 * self.executor.num_pages:
-            with pytest.raises(RuntimeError, match="told to"):
-                self.drafter.propose([request], [2])
-        self.executor.fails = False
-
-    @invariant()
-    def books_balance(self) -> None:
-        if hasattr(self, "pages"):
-            self.pages.kv.check()
-
-    def teardown(self) -> None:
-        if hasattr(self, "pages"):
-            for request in self.requests:
-                self.drafter.finish(request)
-            self.pages.kv.check()
-            assert self.pages.kv.num_available == self.executor.num_pages
-
-
-TestDrafts = DraftMachine.TestCase
-TestDrafts.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)

@@ -102,10 +102,12 @@ class OwnPages:
     """A pool and a prefix cache of the draft model's own, for any model with the target's vocabulary.
 
     A request gets a slot when it is first asked for and keeps it. When slots or pages run out, the request that was not
-    asked for the longest gives its pages up to the cache; but none that is asked for in the same call, unless there is no
-    place for it, so that requests that do not all fit are not computed again and again in turn. Only tokens that a request really has enter the cache, when
-    the step that computes them is planned, so that requests that begin alike share them at once; nothing crosses
-    domains. A step that fails costs the whole cache: nothing that it may have touched is trusted.
+    asked for the longest gives its pages up to the cache. None of the same call does, unless there is no place for it:
+    requests that do not all fit would be computed again and again in turn.
+
+    Only tokens that a request really has enter the cache, when the step that computes them is planned, so that requests
+    that begin alike share them at once; nothing crosses domains. A step that fails costs the whole cache: nothing that
+    it may have touched is trusted.
     """
 
     def __init__(self, executor: Executor, *, max_sequences: int, context_length: int | None = None) -> None:
