@@ -143,9 +143,11 @@ def climb_ladder(
     base: Climb | None = None
     above: Climb | None = None
     for technique in techniques:
-        with contextlib.nullcontext(llm) if technique.kv_dtype is None else open_llm(technique.kv_dtype) as engine:
-            with contextlib.nullcontext() if technique.drafts else engine.without_drafts():
-                climb = technique.climb(engine, prompt, num_new)
+        with (
+            contextlib.nullcontext(llm) if technique.kv_dtype is None else open_llm(technique.kv_dtype) as engine,
+            contextlib.nullcontext() if technique.drafts else engine.without_drafts(),
+        ):
+            climb = technique.climb(engine, prompt, num_new)
         if base is None or technique.starts_anew:
             base, above = climb, None
         yield Rung(
