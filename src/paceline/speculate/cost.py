@@ -48,8 +48,8 @@ class StepCost:
 
     Between points T is linear. Beyond the last a row costs what it costs on average up to there: a slope of the last
     points would be below the true one where few were measured, and draft too much (T(32) / T(1) came out as 2.9 from 1,
-    4 and 8 rows, and is 6.9). T never falls with n: points that do are pooled with their neighbours. ``version`` changes
-    with the shape, so what was derived from it can be kept until then.
+    4 and 8 rows, and is 6.9). T never falls with n: points that do are pooled with their neighbours. ``version``
+    changes with the shape, so what was derived from it can be kept until then.
     """
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
