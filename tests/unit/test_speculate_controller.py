@@ -288,6 +288,16 @@ def test_a_costly_drafter_recovers() -> None:
     assert sum(world.step_tokens[-20:]) > 40
 
 
+def test_depths_that_were_given_up_are_tried_again_while_those_before_go_well() -> None:
+    control = controller()
+    for _ in range(60):
+        control.observe(1, chain(2), None, [0, WRONG])
+    assert control.limits("d", False, [1], 1, 1) == [1]
+    for _ in range(200):
+        control.observe(1, chain(1), None, [0, 1])
+    assert control.limits("d", False, [1], 1, 1)[0] > 1
+
+
 # Planted errors: what the simulations are for.
 
 

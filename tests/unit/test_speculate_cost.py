@@ -25,7 +25,7 @@ TABLE = {1: 7.0, 2: 7.5, 4: 9.0, 8: 14.0, 16: 25.0, 32: 48.0, 64: 95.0}
 def test_between_points_it_is_a_line_and_beyond_it_goes_on() -> None:
     cost = StepCost(TABLE)
     assert [cost.seconds(n) for n in (1, 2, 3, 6, 64)] == pytest.approx([7.0, 7.5, 8.25, 11.5, 95.0])
-    assert cost.seconds(96) == pytest.approx(95.0 + 32 * 47.0 / 32)
+    assert cost.seconds(96) == pytest.approx(95.0 * 96 / 64)
     assert cost.relative(8) == pytest.approx(2.0)
     assert cost.relative(9, 8) == pytest.approx((14 + 11 / 8) / 14)
     assert cost.shape(3)[0] == 0.0
@@ -37,7 +37,7 @@ def test_between_points_it_is_a_line_and_beyond_it_goes_on() -> None:
         ({1: 2.0}, 64, 128.0),
         ({4: 8.0}, 1, 8.0),
         ({4: 8.0}, 8, 16.0),
-        ({3: 1.0, 4: 1.5}, 6, 2.5),
+        ({3: 1.0, 4: 1.5}, 6, 2.25),
         ({1: 1, 8: 8}, 80, 80),
     ],
 )
