@@ -19,6 +19,7 @@ from paceline.measure.cells import (
     SHARED_TOKENS,
     Cache,
     Cell,
+    Drafts,
     Host,
     Question,
     cells,
@@ -51,6 +52,10 @@ def test_every_value_of_the_issue_is_there_and_none_twice(full: bool) -> None:
     assert {cell.isa for cell in found} == {None, "scalar", "avx2"}
     assert {cell.kv_dtype for cell in found} == {None, "bf16", "f32", "int8"}
     assert any(cell.pool_pages is not None for cell in found)
+    drafted = {(cell.drafts, cell.batch, cell.cache) for cell in found if cell.drafts is not None}
+    assert drafted == set(itertools.product(get_args(Drafts), [1], ["off"])) | set(
+        itertools.product(get_args(Drafts), [8], ["hit"])
+    )
 
 
 def test_full_has_every_combination() -> None:
@@ -77,7 +82,10 @@ def test_other_formats_meet_the_cache_and_int8_shares_a_prefix() -> None:
 
 
 def test_what_loads_alike_stands_together() -> None:
-    loads = [(cell.num_threads, cell.isa, cell.kv_dtype, cell.cache == "disk") for _, cell in cells(HOST, full=True)]
+    loads = [
+        (cell.num_threads, cell.isa, cell.kv_dtype, cell.cache == "disk" or cell.drafts == "self")
+        for _, cell in cells(HOST, full=True)
+    ]
     assert len([key for key, _ in itertools.groupby(loads)]) == len(set(loads))
     assert loads[0] == (1, None, None, False)
 

@@ -23,21 +23,21 @@ def test_outputs_are_recorded_by_request_and_position() -> None:
     tracing = TracingExecutor(FakeExecutor())
     answers = ask(tracing, max_batch=2, token_budget=64)
     assert set(tracing.trace.outputs) == {(11, 40), (11, 41), (11, 42), (12, 3), (12, 4), (12, 5)}
-    for (seed, position), output in tracing.trace.outputs.items():
+    for (seed, position), (output,) in tracing.trace.outputs.items():
         tokens = PROMPTS[seed - 11] + answers[seed - 11]
         assert output.top == TopTwo.of(fake_logits(tokens[:position], 97))
         assert output.top.tokens[0] == tokens[position]
         assert output.logits is None
     assert tracing.trace.steps == [StepShape(2, 40), StepShape(2, 1), StepShape(2, 1)]
-    assert (tracing.trace.outputs[11, 40].first_position, tracing.trace.outputs[11, 40].num_rows) == (0, 40)
-    assert (tracing.trace.outputs[11, 42].first_position, tracing.trace.outputs[11, 42].num_rows) == (41, 1)
+    assert (tracing.trace.outputs[11, 40][-1].first_position, tracing.trace.outputs[11, 40][-1].num_rows) == (0, 40)
+    assert (tracing.trace.outputs[11, 42][-1].first_position, tracing.trace.outputs[11, 42][-1].num_rows) == (41, 1)
 
 
 def test_chunks_are_seen() -> None:
     tracing = TracingExecutor(FakeExecutor())
     assert ask(tracing, max_batch=1, token_budget=16) == ask(TracingExecutor(FakeExecutor()), max_batch=2)
     assert [step.max_rows for step in tracing.trace.steps[:4]] == [16, 16, 8, 1]
-    assert (tracing.trace.outputs[11, 40].first_position, tracing.trace.outputs[11, 40].num_rows) == (32, 8)
+    assert (tracing.trace.outputs[11, 40][-1].first_position, tracing.trace.outputs[11, 40][-1].num_rows) == (32, 8)
 
 
 def test_rows_of_a_prompt_belong_to_its_request() -> None:
@@ -47,7 +47,7 @@ def test_rows_of_a_prompt_belong_to_its_request() -> None:
     with LLM.from_parts(tracing, FakeTokenizer()) as llm:
         llm.generate(PROMPTS[1], params)
     assert set(tracing.trace.outputs) == {(7, position) for position in range(1, 5)}
-    logits = tracing.trace.outputs[7, 2].logits
+    logits = tracing.trace.outputs[7, 2][-1].logits
     assert logits is not None
     assert np.array_equal(logits, fake_logits(PROMPTS[1][:2], 97))
 

@@ -95,11 +95,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Host:
-    """What the machine leaves to vary: threads, and the instruction sets and KV formats besides the plain path's."""
+    """What the machine leaves to vary: threads, and the instruction sets and KV formats besides the plain path's.
+
+    ``drafts_itself``: whether the model can be loaded twice over one pool of pages, to draft for itself.
+    """
 
     num_threads: int
     isas: tuple[str, ...]
     kv_formats: tuple[KVFormat, ...]
+    drafts_itself: bool = True
 
     @classmethod
     def of(cls, config: EngineConfig) -> Host:
@@ -132,8 +136,9 @@ def dimensions(host: Host) -> dict[str, list[dict[str, Any]]]:
         ],
         "drafts": [
             {"drafts": drafts, **more}
-            for drafts in ("chain", "tree", "suffix", "ngram", "self")
-            for more in ({}, {"batch": 8, "cache": "hit"})
+            for drafts in ("chain", "tree", "suffix", "ngram", *(["self"] if host.drafts_itself else []))
+            # Prompt lookup needs an answer that repeats something: one of eight will.
+            for more in ({"picks": tuple(range(8))} if drafts == "ngram" else {}, {"batch": 8, "cache": "hit"})
         ],
         "memory": [{"batch": 6, "pool_pages": 5, "cache": cache, "picks": growing} for cache in ("off", "cold")],
         # One of the first two is longer than a split of attention. Scalar code is fifty times slower: short ones there.
@@ -165,8 +170,9 @@ def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
             if cell.cache not in ("off", "disk"):
                 found.setdefault(cell, "crossed")
 
-    def load_order(cell: Cell) -> tuple[bool, bool, str]:
-        return cell.is_loaded_apart, cell.num_threads > 1, cell.isa or ""  # the plain path's engine is open already
+    def load_order(cell: Cell) -> tuple[bool, bool, str, bool]:
+        # The plain path's engine is open already.
+        return cell.is_loaded_apart, cell.num_threads > 1, cell.isa or "", cell.cache == "disk" or cell.drafts == "self"
 
     return [(found[cell], cell) for cell in sorted(found, key=load_order)]
 

@@ -42,12 +42,15 @@ class TopTwo:
 class Output:
     """One output of a step, and its sequence's rows in that step: positions first_position up to its own.
 
-    ``logits`` [vocab] are kept where the trace was told to.
+    ``drafted`` are the tokens before it, as (position, token), that the same step computed with outputs of their own:
+    if the answer has others there, this is the output of a draft that was refused. ``logits`` [vocab] are kept where
+    the trace was told to.
     """
 
     top: TopTwo
     first_position: int
     num_rows: int
+    drafted: tuple[tuple[int, int], ...] = ()
     logits: NDArray[np.float32] | None = None
 
 
@@ -63,13 +66,21 @@ class StepShape:
 
 @dataclass
 class Trace:
-    """What was seen: outputs by (seed, position of the token that is drawn), and steps.
+    """What was seen: outputs by (seed, position of the token that is drawn), the latest last, and steps.
 
     The seed names the request, so requests that are told apart need seeds of their own.
     """
 
-    outputs: dict[tuple[int, int], Output] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], list[Output]] = field(default_factory=dict)
     steps: list[StepShape] = field(default_factory=list)
+
+    def output(self, seed: int, tokens: Sequence[int], position: int) -> Output | None:
+        """The latest output at which token ``position`` of a request was drawn; ``tokens`` are its prompt and answer up
+        to there at least, which tells it from outputs of drafts that were refused."""
+        for output in reversed(self.outputs.get((seed, position), [])):
+            if all(tokens[at] == token for at, token in output.drafted):
+                return output
+        return None
 
 
 class TracingExecutor:
@@ -107,12 +118,14 @@ class TracingExecutor:
         keys = zip(plan.samples.rows["seed"].tolist(), plan.samples.rows["position"].tolist(), strict=True)
         for key, row, values in zip(keys, plan.logit_rows.tolist(), logits, strict=True):
             sequence = sequence_of[row]
-            self.trace.outputs[key] = Output(
+            output = Output(
                 TopTwo.of(values),
                 int(plan.positions[plan.row_starts[sequence]]),
                 int(rows[sequence]),
+                _drafted(plan, int(sequence), row),
                 values.copy() if self._keep_logits else None,
             )
+            self.trace.outputs.setdefault(key, []).append(output)
         return result
 
     def logits(self) -> NDArray[np.float32]:
@@ -130,6 +143,16 @@ class TracingExecutor:
     def path(self) -> dict[str, str | int]:
         """That of the executor below."""
         return self.executor.path()
+
+
+def _drafted(plan: StepPlan, sequence: int, row: int) -> tuple[tuple[int, int], ...]:
+    """(position, token) of the rows with outputs that come before ``row`` in its sequence, those included that another
+    sequence computes for it."""
+    rows = [*range(plan.row_starts[sequence], row + 1), *plan.kv_writes[plan.kv_writes[:, 1] == sequence, 0].tolist()]
+    with_outputs = set(rows) & set(plan.logit_rows.tolist())
+    if with_outputs == {row}:
+        return ()
+    return tuple((int(plan.positions[one]), int(plan.tokens[one])) for one in sorted(with_outputs))
 
 
 def _written_pages(plan: StepPlan) -> set[int]:

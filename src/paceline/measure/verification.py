@@ -292,7 +292,7 @@ def _judged(
 def _logits(run: Run, question: Question) -> Logits:
     """Logits [positions - 1, vocab] of a question's one answer, from the second token on."""
     answer = run.answers[question.name, 0]
-    rows = [run.trace.outputs[question.seed(0), position.index].logits for position in answer.positions]
+    rows = [run.trace.outputs[question.seed(0), position.index][-1].logits for position in answer.positions]
     return np.stack([row for row in rows if row is not None])
 
 

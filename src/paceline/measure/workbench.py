@@ -263,7 +263,7 @@ def _cache_problem(cell: Cell, run: Run, questions: Sequence[Question]) -> str |
         low, high = _cached_range(cell, question, questions)
         if not low <= cached <= high:
             return f"{question.name!r} found {cached} tokens in the cache, not {low} to {high}"
-        first = run.trace.outputs[question.seed(0), len(question.prompt)]
+        first = run.trace.outputs[question.seed(0), len(question.prompt)][0]
         whole = cell.chunk is None and cell.batch == 1 and question.params.prompt_logprobs is None
         if whole and first.first_position != cached:
             return f"{question.name!r} found {cached} tokens in the cache and computed from {first.first_position} on"
@@ -354,9 +354,10 @@ def _answer(question: Question, choice: int, completion: Completion, trace: Trac
         for at, (token, logprob) in enumerate(zip(completion.token_ids, drawn, strict=True))
     ]
     seed = question.seed(choice)
+    tokens = [*question.prompt, *completion.token_ids]
     positions = []
     for index, token, logprob in known:
-        output = trace.outputs.get((seed, index))
+        output = trace.output(seed, tokens, index)
         positions.append(
             Position(
                 index,
