@@ -61,13 +61,27 @@ KVKind kv_kind_of(const std::string& name) {
 // A Program with what one step needs to cross the language border: references to the weights' arrays and the sampler's results.
 struct BoundProgram {
   Program program;
-  std::vector<nb::object> owners;
+  std::vector<nb::object> owners;  // of weights, and the program whose pages this one uses
   std::vector<SampleOut> sampled;
   StepInputs step{};
 
-  BoundProgram(const std::string& isa, int num_threads, const ProgramShape& shape, std::vector<double> frequencies)
-      : program(require_kernels(isa), num_threads, shape, std::move(frequencies)),
-        sampled(static_cast<size_t>(shape.max_outputs)) {}
+  BoundProgram(const std::string& isa, int num_threads, const ProgramShape& shape, std::vector<double> frequencies,
+               const nb::object& pages_of)
+      : program(require_kernels(isa), num_threads, shape, std::move(frequencies), pages_in(pages_of, shape)),
+        sampled(static_cast<size_t>(shape.max_outputs)) {
+    if (!pages_of.is_none()) owners.push_back(pages_of);
+  }
+
+  // The pool of another program, or null for None.
+  static uint8_t* pages_in(const nb::object& pages_of, const ProgramShape& shape) {
+    if (pages_of.is_none()) return nullptr;
+    const Program& other = nb::cast<BoundProgram&>(pages_of).program;
+    const AttentionShape &mine = shape.attention, &theirs = other.shape().attention;
+    if (mine.num_layers != theirs.num_layers || mine.num_kv_heads != theirs.num_kv_heads ||
+        mine.head_dim != theirs.head_dim || mine.kind != theirs.kind || shape.num_pages != other.shape().num_pages)
+      throw std::invalid_argument("pages_of: its pages have another shape");
+    return other.kv();
+  }
 
   int add_matrix(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, const std::string& kind,
                  int group, bool has_min, int num_outputs, int num_inputs, size_t tile_bytes, int num_groups) {
@@ -81,7 +95,7 @@ struct BoundProgram {
 
   void set_step(const Array<int32_t>& tokens, const Array<int32_t>& positions, const Array<int32_t>& row_starts,
                 const Table<int32_t>& page_table, const Array<int32_t>& logit_rows, const Table<int32_t>& page_copies,
-                const Array<uint8_t>& sample_rows, const Array<int32_t>& count_tokens,
+                const Table<int32_t>& kv_writes, const Array<uint8_t>& sample_rows, const Array<int32_t>& count_tokens,
                 const Array<int32_t>& count_values, const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
                 const Array<int32_t>& banned_tokens, const OutTable<int32_t>& top_tokens,
                 const OutTable<float>& top_logprobs) {
@@ -99,16 +113,15 @@ struct BoundProgram {
     next.logit_rows = logit_rows.data();
     next.page_copies = page_copies.data();
     next.num_page_copies = count(page_copies.shape(0));
+    next.kv_writes = kv_writes.data();
+    next.num_kv_writes = count(kv_writes.shape(0));
     next.sample_rows = reinterpret_cast<const SampleRow*>(sample_rows.data());
-    next.sample_lists = {count_tokens.data(),         count_values.data(),          bias_tokens.data(),
-                         bias_values.data(),          banned_tokens.data(),         count(count_tokens.shape(0)),
-                         count(bias_tokens.shape(0)), count(banned_tokens.shape(0))};
+    next.sample_lists = lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens);
     next.sampled = sampled.data();
     check_length("positions", positions.shape(0), tokens.shape(0));
-    check_length("count_values", count_values.shape(0), count_tokens.shape(0));
-    check_length("bias_values", bias_values.shape(0), bias_tokens.shape(0));
     check_length("sample_rows bytes", sample_rows.shape(0), outputs * sizeof(SampleRow));
     check_length("columns of page_copies", page_copies.shape(1), 2);
+    check_length("columns of kv_writes", kv_writes.shape(1), 2);
     check_length("top_tokens rows", top_tokens.shape(0), outputs);
     check_length("top_logprobs rows", top_logprobs.shape(0), outputs);
     check_length("top_logprobs columns", top_logprobs.shape(1), top_tokens.shape(1));
@@ -124,6 +137,21 @@ struct BoundProgram {
       sampled[i].top_tokens = k > 0 ? top_tokens.data() + i * k : nullptr;
       sampled[i].top_logprobs = k > 0 ? top_logprobs.data() + i * k : nullptr;
     }
+  }
+
+  static SampleLists lists_of(const Array<int32_t>& count_tokens, const Array<int32_t>& count_values,
+                              const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
+                              const Array<int32_t>& banned_tokens) {
+    check_length("count_values", count_values.shape(0), count_tokens.shape(0));
+    check_length("bias_values", bias_values.shape(0), bias_tokens.shape(0));
+    return {count_tokens.data(),
+            count_values.data(),
+            bias_tokens.data(),
+            bias_values.data(),
+            banned_tokens.data(),
+            static_cast<int32_t>(count_tokens.shape(0)),
+            static_cast<int32_t>(bias_tokens.shape(0)),
+            static_cast<int32_t>(banned_tokens.shape(0))};
   }
 
   static void check_length(const char* what, size_t length, size_t expected) {
@@ -165,6 +193,33 @@ struct BoundProgram {
       if (next.page_copies[i] < 0 || next.page_copies[i] >= shape.num_pages) fail("page copy outside the pool");
     for (int i = 0; i < next.num_page_copies; ++i)
       if (next.page_copies[2 * i] == next.page_copies[2 * i + 1]) fail("page copy onto itself");
+    for (int i = 0; i < next.num_kv_writes; ++i) {
+      const int32_t row = next.kv_writes[2 * i], sequence = next.kv_writes[2 * i + 1];
+      if (row < 0 || row >= next.num_rows) fail("row of a KV write outside the step");
+      if (sequence < 0 || sequence >= next.num_sequences) fail("sequence of a KV write outside the step");
+      // All tables are as wide as that of the row's own sequence, which has the position.
+      const int32_t page = next.page_table[sequence * next.page_table_stride + next.positions[row] / kPageTokens];
+      if (page < 0 || page >= shape.num_pages) fail("page of a KV write outside the pool");
+    }
+  }
+
+  // Outputs of the last step that ran, whose logits are in a buffer of outputs.
+  void distributions(int logits, const Array<int32_t>& outputs, const Array<uint8_t>& sample_rows,
+                     const Array<int32_t>& count_tokens, const Array<int32_t>& count_values,
+                     const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
+                     const Array<int32_t>& banned_tokens, const OutTable<double>& p, const OutArray<uint32_t>& status) {
+    const size_t count = outputs.shape(0);
+    const OutputSamples samples{reinterpret_cast<const SampleRow*>(sample_rows.data()),
+                                lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens)};
+    check_length("sample_rows bytes", sample_rows.shape(0), static_cast<size_t>(step.num_outputs) * sizeof(SampleRow));
+    check_length("rows of p", p.shape(0), count);
+    check_length("columns of p", p.shape(1), static_cast<size_t>(program.shape().vocab_size));
+    check_length("status", status.shape(0), count);
+    for (size_t i = 0; i < count; ++i)
+      if (outputs.data()[i] < 0 || outputs.data()[i] >= step.num_outputs)
+        throw std::invalid_argument("step: there is no output " + std::to_string(outputs.data()[i]));
+    nb::gil_scoped_release release;
+    program.distributions(logits, samples, outputs.data(), static_cast<int>(count), p.data(), status.data());
   }
 
   void results(const OutArray<int32_t>& tokens, const OutArray<uint32_t>& status,
@@ -232,15 +287,16 @@ NB_MODULE(_native, m) {
           "__init__",
           [](BoundProgram* self, const std::string& isa, int num_threads, int max_rows, int max_outputs, int vocab_size,
              int num_pages, int context_length, int num_heads, int num_kv_heads, int head_dim, int num_layers,
-             int window, const std::string& kv_kind, std::vector<double> inverse_frequencies) {
+             int window, const std::string& kv_kind, std::vector<double> inverse_frequencies,
+             const nb::object& pages_of) {
             const AttentionShape attention{num_heads, num_kv_heads, head_dim, num_layers, window, kv_kind_of(kv_kind)};
             new (self) BoundProgram(isa, num_threads,
                                     {max_rows, max_outputs, vocab_size, num_pages, context_length, attention},
-                                    std::move(inverse_frequencies));
+                                    std::move(inverse_frequencies), pages_of);
           },
           "isa"_a, "num_threads"_a, "max_rows"_a, "max_outputs"_a, "vocab_size"_a, "num_pages"_a, "context_length"_a,
           "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "window"_a, "kv_kind"_a,
-          "inverse_frequencies"_a)
+          "inverse_frequencies"_a, "pages_of"_a.none() = nb::none())
       .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "has_min"_a, "num_outputs"_a,
            "num_inputs"_a, "tile_bytes"_a, "num_groups"_a)
       .def("add_vector",
@@ -289,6 +345,8 @@ NB_MODULE(_native, m) {
       .def("begin_step", [](BoundProgram& self) { self.program.begin_step(self.step); })
       .def("run_records", [](BoundProgram& self, int begin, int end) { self.program.run_records(begin, end); })
       .def("results", &BoundProgram::results)
+      .def("distributions", &BoundProgram::distributions,
+           "The distributions that outputs of the last step are drawn from; the GIL is released.")
       .def_prop_ro("num_records", [](const BoundProgram& self) { return self.program.num_records(); })
       .def("record_name",
            [](const BoundProgram& self, int record) { return std::string(self.program.record_name(record)); })

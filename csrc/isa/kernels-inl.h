@@ -21,6 +21,8 @@
 
 #include "kernels/sample-inl.h"
 
+#include "kernels/distribution-inl.h"
+
 #include "kernels/peak-inl.h"
 
 #define PL_NAME_OF(x) #x
@@ -29,8 +31,9 @@
 namespace paceline::PL_ISA {
 namespace {
 
-constexpr Kernels table = {PL_NAME(PL_ISA), embed,      norm,      quantise,        linear,     gate_up,
-                           silu_mul,        rope_write, attention, attention_merge, sample_row, int8_peak};
+constexpr Kernels table = {
+    PL_NAME(PL_ISA), embed,           norm,      quantise,        linear,     gate_up,          silu_mul,
+    rope_write,      key_value_write, attention, attention_merge, sample_row, distribution_row, int8_peak};
 
 }  // namespace
 }  // namespace paceline::PL_ISA

@@ -36,7 +36,22 @@ inline void rotate_head(float* x, int head_dim, const float* weight, float eps, 
   }
 }
 
-// Rotates the query heads of one KV head's group, rotates its key, and stores key and value in the row's page.
+// Rotates a row's key of one KV head and stores it with the value in the page that a sequence has at the row's position. The sequence may
+// be another than the row's own: no bit depends on which.
+void key_value_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
+  const AttentionShape& s = *args.shape;
+  const int d = s.head_dim;
+  const int position = args.positions[row];
+  const int32_t page = args.page_table[static_cast<size_t>(sequence) * static_cast<size_t>(args.page_table_stride) +
+                                       static_cast<size_t>(position / kPageTokens)];
+  float key[kMaxHeadDim];
+  std::memcpy(key, at_row(args.k, row, args.qkv_stride) + kv_head * d, static_cast<size_t>(d) * sizeof(float));
+  rotate_head(key, d, args.k_norm, args.norm_eps, at_row(args.cos, row, d), at_row(args.sin, row, d), 1.0f);
+  store_token(s.kind, head_page(args, page, kv_head), position % kPageTokens, d, key,
+              at_row(args.v, row, args.qkv_stride) + kv_head * d);
+}
+
+// Rotates the query heads of one KV head's group in place, and writes its key and value to the row's sequence.
 void rope_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
   const AttentionShape& s = *args.shape;
   const int d = s.head_dim;
@@ -46,15 +61,7 @@ void rope_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
   for (int h = 0; h < s.group(); ++h)
     rotate_head(at_row(args.q, row, args.qkv_stride) + (kv_head * s.group() + h) * d, d, args.q_norm, args.norm_eps,
                 cos, sin, factor);
-
-  const int position = args.positions[row];
-  const int32_t page = args.page_table[static_cast<size_t>(sequence) * static_cast<size_t>(args.page_table_stride) +
-                                       static_cast<size_t>(position / kPageTokens)];
-  float key[kMaxHeadDim];
-  std::memcpy(key, at_row(args.k, row, args.qkv_stride) + kv_head * d, static_cast<size_t>(d) * sizeof(float));
-  rotate_head(key, d, args.k_norm, args.norm_eps, cos, sin, 1.0f);
-  store_token(s.kind, head_page(args, page, kv_head), position % kPageTokens, d, key,
-              at_row(args.v, row, args.qkv_stride) + kv_head * d);
+  key_value_write(args, sequence, row, kv_head);
 }
 
 // Running softmax of one query row: values [head_dim], then its maximum and its sum.

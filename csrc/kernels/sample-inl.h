@@ -17,6 +17,14 @@ inline bool list_fits(const int32_t* tokens, int start, int len, int available, 
   return true;
 }
 
+inline bool has_lists(const SampleRow& row) { return row.counts_len != 0 || row.bias_len != 0 || row.banned_len != 0; }
+
+inline bool lists_fit(const SampleRow& row, const SampleLists& lists, int vocab) {
+  return list_fits(lists.count_tokens, row.counts_start, row.counts_len, lists.num_counts, vocab) &&
+         list_fits(lists.bias_tokens, row.bias_start, row.bias_len, lists.num_biases, vocab) &&
+         list_fits(lists.banned_tokens, row.banned_start, row.banned_len, lists.num_banned, vocab);
+}
+
 inline void apply_lists(float* z, const SampleRow& row, const SampleLists& lists) {
   for (int i = row.bias_start; i < row.bias_start + row.bias_len; ++i) z[lists.bias_tokens[i]] += lists.bias_values[i];
   for (int i = row.banned_start; i < row.banned_start + row.banned_len; ++i) z[lists.banned_tokens[i]] = kMinusInfinity;
@@ -50,17 +58,55 @@ inline void report(const float* x, int n, float peak, const SampleRow& row, Samp
   out.num_top = k;
 }
 
+// Where z, the maxima of its blocks and candidates lie in the scratch.
+struct SampleSpace {
+  float* z;
+  float* block_max;
+  Candidates candidates;
+};
+
+inline SampleSpace space_in(float* scratch, int vocab) {
+  const int padded = num_blocks(vocab) * kBlock;
+  float* block_max = scratch + padded;
+  float* candidates = block_max + (num_blocks(vocab) + 15) / 16 * 16;
+  return {
+      scratch, block_max, {candidates, reinterpret_cast<int32_t*>(candidates + padded), candidates + 2 * padded, 0}};
+}
+
+// The logits after bias, bans and penalties: in space.z where there are any.
+inline const float* listed_logits(const float* logits, int vocab, const SampleRow& row, const SampleLists& lists,
+                                  SampleSpace& space) {
+  if (!has_lists(row)) return logits;
+  __builtin_memcpy(space.z, logits, sizeof(float) * static_cast<size_t>(vocab));
+  apply_lists(space.z, row, lists);
+  return space.z;
+}
+
+// The token of temperature 0, or -1 when none is left.
+inline int32_t likeliest(const float* logits, int vocab, const SampleRow& row, const SampleLists& lists,
+                         SampleSpace& space) {
+  const Peak best = find_peak(listed_logits(logits, vocab, row, lists, space), vocab);
+  return best.value - best.value == 0.0f ? best.id : -1;
+}
+
+// What a draw at a temperature above 0 chooses from; leaves z and the maxima of its blocks in the space.
+inline Kept find_kept(const float* logits, int vocab, const SampleRow& row, const SampleLists& lists,
+                      SampleSpace& space) {
+  const float* source = listed_logits(logits, vocab, row, lists, space);
+  Kept kept{kNoBoundary, divide(source, vocab, row.temperature, space.z, space.block_max), kMinusInfinity};
+  if (!kept.any()) return kept;
+  kept.at = find_filters(space.z, vocab, space.block_max, kept.largest, row, space.candidates);
+  if (row.min_p > 0.0f) kept.least = static_cast<float>(log_scalar(static_cast<double>(row.min_p)));
+  return kept;
+}
+
 void sample_row(const float* logits, int vocab, const SampleRow& row, const SampleLists& lists, SampleOut& out,
                 float* scratch) {
   out.token = -1;
   out.logprob = kNaN;
   out.num_top = 0;
   const bool forced = row.forced >= 0;
-  const bool listed = !forced && (row.counts_len != 0 || row.bias_len != 0 || row.banned_len != 0);
-  if (row.forced >= vocab ||
-      (listed && !(list_fits(lists.count_tokens, row.counts_start, row.counts_len, lists.num_counts, vocab) &&
-                   list_fits(lists.bias_tokens, row.bias_start, row.bias_len, lists.num_biases, vocab) &&
-                   list_fits(lists.banned_tokens, row.banned_start, row.banned_len, lists.num_banned, vocab)))) {
+  if (row.forced >= vocab || (!forced && has_lists(row) && !lists_fit(row, lists, vocab))) {
     out.status = kSampleBadToken;
     return;
   }
@@ -69,42 +115,21 @@ void sample_row(const float* logits, int vocab, const SampleRow& row, const Samp
     out.status = kSampleNotFinite;
     return;
   }
-  const int padded = num_blocks(vocab) * kBlock;
-  float* z = scratch;
-  float* block_max = z + padded;
-  float* candidates = block_max + (num_blocks(vocab) + 15) / 16 * 16;
-  Candidates space{candidates, reinterpret_cast<int32_t*>(candidates + padded), candidates + 2 * padded, 0};
-
+  SampleSpace space = space_in(scratch, vocab);
   if (forced) {
     out.token = row.forced;
-  } else if (!listed && row.temperature == 0.0f) {
-    out.token = peak.id;
+  } else if (row.temperature == 0.0f) {
+    out.token = has_lists(row) ? likeliest(logits, vocab, row, lists, space) : peak.id;
   } else {
-    const float* source = logits;
-    if (listed) {
-      __builtin_memcpy(z, logits, sizeof(float) * static_cast<size_t>(vocab));
-      apply_lists(z, row, lists);
-      source = z;
-    }
-    if (row.temperature == 0.0f) {
-      const Peak best = find_peak(z, vocab);
-      if (best.value - best.value == 0.0f) out.token = best.id;
-    } else {
-      const float largest = divide(source, vocab, row.temperature, z, block_max);
-      if (largest - largest == 0.0f) {
-        const Boundary at = find_filters(z, vocab, block_max, largest, row, space);
-        const float least =
-            row.min_p > 0.0f ? static_cast<float>(log_scalar(static_cast<double>(row.min_p))) : kMinusInfinity;
-        out.token = draw(z, vocab, block_max, at, largest, least, row);
-      }
-    }
-    if (out.token < 0) {
-      out.status = kSampleNothingLeft;
-      return;
-    }
+    const Kept kept = find_kept(logits, vocab, row, lists, space);
+    if (kept.any()) out.token = draw(space.z, vocab, space.block_max, kept, row);
+  }
+  if (out.token < 0) {
+    out.status = kSampleNothingLeft;
+    return;
   }
   out.status = kSampleOk;
-  if (row.num_logprobs >= 0) report(logits, vocab, peak.value, row, out, block_max, space);
+  if (row.num_logprobs >= 0) report(logits, vocab, peak.value, row, out, space.block_max, space.candidates);
 }
 
 }  // namespace

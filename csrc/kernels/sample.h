@@ -64,6 +64,12 @@ struct SampleOut {
   float* top_logprobs;  // descending
 };
 
+// How the tokens of a step's outputs are chosen.
+struct OutputSamples {
+  const SampleRow* rows;  // [outputs]
+  SampleLists lists;
+};
+
 // Floats of scratch for a vocabulary: z, maxima of blocks of 64, and up to `vocab` candidates of (z, id, weight). No alignment needed;
 // all of it is written only when a filter keeps nearly everything.
 static constexpr size_t sample_scratch_floats(int vocab) {
@@ -73,6 +79,10 @@ static constexpr size_t sample_scratch_floats(int vocab) {
 
 // In each instruction set's namespace:
 //   void sample_row(const float* logits, int vocab, const SampleRow&, const SampleLists&, SampleOut&, float* scratch);
+//   SampleStatus distribution_row(const float* logits, int vocab, const SampleRow&, const SampleLists&, double* p, float* scratch);
 // vocab >= 1; logits [vocab], no padding read; same bits on every instruction set.
+//
+// distribution_row writes p [vocab], the distribution that sample_row draws from: its filters, so just the tokens that can be drawn, but
+// for one whose weight is exactly 0. One token at temperature 0. A forced token is ignored. On any status but kSampleOk p is all zeros.
 
 }  // namespace paceline

@@ -67,9 +67,8 @@ struct Best {
   I32x16 id;
 };
 
-// z + G for block b with its words, -inf outside the boundary or below min_p; updates best.
-inline void score_block(const float* z, int b, const int32_t* words, Boundary at, float largest, float least,
-                        Best& best) {
+// z + G for block b with its words, -inf for what is not kept; updates best.
+inline void score_block(const float* z, int b, const int32_t* words, const Kept& kept, Best& best) {
   const F32x16 none = set1(kMinusInfinity);
   int32_t in_order[kBlock];
   for (int j = 0; j < 16; ++j) {
@@ -78,11 +77,7 @@ inline void score_block(const float* z, int b, const int32_t* words, Boundary at
   for (int i = 0; i < kBlock; i += 16) {
     const F32x16 v = load(z + b * kBlock + i);
     const I32x16 ids = iota() + set1(static_cast<int32_t>(b * kBlock + i));
-    F32x16 score = v - log(exponential_noise(load(in_order + i)));
-    // v above the boundary, or equal and the id not beyond it.
-    const F32x16 equal_score = select(ids > set1(at.id), none, score);
-    score = select(v > set1(at.z), score, select(v == set1(at.z), equal_score, none));
-    score = select(v - set1(largest) >= set1(least), score, none);
+    const F32x16 score = kept.choose(v, ids, v - log(exponential_noise(load(in_order + i))), none);
     const Mask16 rises = score > best.score;
     best.score = select(rises, score, best.score);
     best.id = select(rises, ids, best.id);
@@ -104,12 +99,11 @@ inline float smallest_gap(const int32_t* words) {
   return (static_cast<float>(~(static_cast<uint32_t>(largest) ^ 0x80000000u)) + 0.5f) * 0x1p-32f;
 }
 
-// argmax of z + G over the tokens within the boundary whose z - largest is at least `least`.
+// argmax of z + G over the tokens that are kept.
 //
 // A token can only reach a score `bound` that another has if 1 - u <= -log u <= exp(z - bound). So a block is skipped when exp(its
 // maximum - bound) is below every possible 1 - u, and most others need only their largest word and no logarithm.
-inline int32_t draw(const float* z, int n, const float* block_max, Boundary at, float largest, float least,
-                    const SampleRow& row) {
+inline int32_t draw(const float* z, int n, const float* block_max, const Kept& kept, const SampleRow& row) {
   const int blocks = num_blocks(n);
   int32_t words[kBlock];
   const auto make_words = [&](int b) {
@@ -117,10 +111,10 @@ inline int32_t draw(const float* z, int n, const float* block_max, Boundary at, 
   };
   // The block of the largest z first, only for a bound that lets others be skipped; ids must be visited in ascending order.
   int peak = 0;
-  while (block_max[peak] != largest) ++peak;
+  while (block_max[peak] != kept.largest) ++peak;
   Best best{set1(kMinusInfinity), set1(0)};
   make_words(peak);
-  score_block(z, peak, words, at, largest, least, best);
+  score_block(z, peak, words, kept, best);
   float bound = reduce_max(best.score);
   best = {set1(kMinusInfinity), set1(0)};
   for (int begin = 0; begin < blocks; begin += 16) {
@@ -130,10 +124,10 @@ inline int32_t draw(const float* z, int n, const float* block_max, Boundary at, 
     store(limits, exp(min(load(block_max + begin) - set1(bound) + set1(allowance), set1(80.0f))));
     const int end = begin + 16 < blocks ? begin + 16 : blocks;
     for (int b = begin; b < end; ++b) {
-      if (block_max[b] < at.z || !(block_max[b] - largest >= least) || limits[b - begin] < 0x1p-33f) continue;
+      if (!kept.reaches(block_max[b]) || limits[b - begin] < 0x1p-33f) continue;
       make_words(b);
       if (smallest_gap(words) > limits[b - begin]) continue;
-      score_block(z, b, words, at, largest, least, best);
+      score_block(z, b, words, kept, best);
       const float top = reduce_max(best.score);
       bound = top > bound ? top : bound;
     }

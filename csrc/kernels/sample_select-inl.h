@@ -33,6 +33,24 @@ struct Boundary {
 };
 constexpr Boundary kNoBoundary{kMinusInfinity, -1};  // everything but what is banned
 
+// What top_k, top_p and min_p keep: the tokens within the boundary whose z - largest is at least `least`.
+struct Kept {
+  Boundary at;
+  float largest;  // of z; not finite when no token is left
+  float least;
+
+  bool any() const { return largest - largest == 0.0f; }
+  // Whether a block with that maximum can hold a token that is kept.
+  bool reaches(float block_max) const { return block_max >= at.z && block_max - largest >= least; }
+  // `value` in the lanes of tokens that are kept, `otherwise` in the others.
+  F32x16 choose(F32x16 z, I32x16 ids, F32x16 value, F32x16 otherwise) const {
+    // z above the boundary, or equal and the id not beyond it.
+    const F32x16 equal = select(ids > set1(at.id), otherwise, value);
+    const F32x16 within = select(z > set1(at.z), value, select(z == set1(at.z), equal, otherwise));
+    return select(z - set1(largest) >= set1(least), within, otherwise);
+  }
+};
+
 // Candidates in ascending order of id; weight is a mass relative to the most likely token.
 struct Candidates {
   float* z;

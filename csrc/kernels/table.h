@@ -122,9 +122,13 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y,
                    int y_stride, const Activations& out);
   void (*rope_write)(const AttentionArgs&, int sequence, int row, int kv_head);
+  // The half of it that leaves the queries alone: for further sequences that the row's key and value are written to.
+  void (*key_value_write)(const AttentionArgs&, int sequence, int row, int kv_head);
   void (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
   void (*attention_merge)(const AttentionArgs&, int row, int head, int split_begin, int split_end);
   void (*sample_row)(const float* logits, int vocab, const SampleRow&, const SampleLists&, SampleOut&, float* scratch);
+  SampleStatus (*distribution_row)(const float* logits, int vocab, const SampleRow&, const SampleLists&, double* p,
+                                   float* scratch);
   // Integer multiply-accumulates of the matrix kernel's innermost instruction, on registers: operations done (2 per multiply-add).
   double (*int8_peak)(int64_t iterations);
 };

@@ -6,6 +6,13 @@
 // left as partials that are folded left to right afterwards, so no bit depends on what was shared. By the same mechanism the splits of a
 // row are cut into pieces where whole rows would leave threads without work. What a step shares must repay its partials: two rows that share
 // one split of thirty are read apart.
+//
+// What is shared may be written in the same step: by rows of a sequence that has only come so far, and for the branches of a tree of tokens
+// by rows of an earlier branch (StepInputs::kv_writes). Three things make that right. All writes of a layer lie before the barrier that
+// its attention starts from. Splits are shared where two tables name the same pages, so it does not matter who filled them. And both have
+// their rows past these splits, so that none of their keys is ahead of a row: past_end bounds who reads, not who writes. Nor need a
+// sequence's first row be the first token of it that the step computes. What a branch has before its own rows, in pages of its own, it
+// reads like any prefix.
 #pragma once
 
 #include <cstdint>

@@ -12,18 +12,19 @@ size_t as_size(int n) { return static_cast<size_t>(n); }
 }  // namespace
 
 Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape,
-                 std::vector<double> inverse_frequencies)
+                 std::vector<double> inverse_frequencies, uint8_t* pages)
     : kernels_(kernels),
       shape_(shape),
       inverse_frequencies_(std::move(inverse_frequencies)),
       pool_(num_threads),
+      own_pages_(pages == nullptr ? as_size(shape.num_pages) * shape.attention.page_bytes() : 0),
+      kv_(pages == nullptr ? own_pages_.as<uint8_t>() : pages),
       attention_plan_(shape.attention, shape.max_rows, shape.context_length, num_threads) {
   const AttentionShape& a = shape.attention;
   CHECK(a.head_dim % 16 == 0 && a.head_dim <= kMaxHeadDim, "head_dim must be a multiple of 16 up to 256");
   CHECK(a.num_heads % a.num_kv_heads == 0, "query heads divide over KV heads");
   CHECK(inverse_frequencies_.size() * 2 == as_size(a.head_dim), "one frequency a pair");
   const size_t row_floats = as_size(shape.max_rows) * as_size(a.head_dim);
-  kv_ = Region(as_size(shape.num_pages) * a.page_bytes());
   cos_ = Region(row_floats * sizeof(float));
   sin_ = Region(row_floats * sizeof(float));
   partials_ =

@@ -189,9 +189,14 @@ void Program::run_record(const Record& record, int thread) {
     case Kind::rope_write: {
       const AttentionArgs args = attention_args(record);
       const int heads = shape_.attention.num_kv_heads;
-      const Range items = Range{0, rows * heads}.part(thread, threads);
-      for (int i = items.begin; i < items.end; ++i)
+      const int own = rows * heads;
+      const Range items = Range{0, own + step_.num_kv_writes * heads}.part(thread, threads);
+      for (int i = items.begin; i < std::min(items.end, own); ++i)
         kernels_.rope_write(args, sequence_of_row_[as_size(i / heads)], i / heads, i % heads);
+      for (int i = std::max(items.begin, own); i < items.end; ++i) {
+        const int32_t* write = step_.kv_writes + 2 * ((i - own) / heads);
+        kernels_.key_value_write(args, write[1], write[0], i % heads);
+      }
       break;
     }
     case Kind::attention:
@@ -222,6 +227,21 @@ void Program::run_records(int begin, int end) {
 void Program::run(const StepInputs& inputs) {
   begin_step(inputs);
   run_records(0, num_records());
+}
+
+void Program::distributions(int logits, const OutputSamples& samples, const int32_t* outputs, int count, double* p,
+                            uint32_t* status) {
+  const Buffer& from = buffers_[as_size(logits)];
+  const size_t vocab = as_size(shape_.vocab_size);
+  pool_.run([&](int thread) {
+    const Range mine = Range{0, count}.part(thread, pool_.size());
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const size_t output = as_size(outputs[i]);
+      status[i] = kernels_.distribution_row(from.data.as<float>() + output * as_size(from.stride), shape_.vocab_size,
+                                            samples.rows[output], samples.lists, p + as_size(i) * vocab,
+                                            scratch_.as<float>() + as_size(thread) * scratch_floats_);
+    }
+  });
 }
 
 void Program::dequantised(int activations, int rows, float* out) const {

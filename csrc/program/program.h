@@ -41,7 +41,10 @@ struct ProgramShape {
 
 class Program {
  public:
-  Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, std::vector<double> inverse_frequencies);
+  // `pages`: the pool of another program with pages of the same shape, which must outlive this one and not run at the same time; null for
+  // a pool of its own.
+  Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, std::vector<double> inverse_frequencies,
+          uint8_t* pages = nullptr);
 
   // ---- building; ids are handed out in order ----
   int add_matrix(const Matrix& matrix);
@@ -66,6 +69,10 @@ class Program {
   // Debugging: records [begin, end) of a step that begin_step has set up.
   void begin_step(const StepInputs& inputs);
   void run_records(int begin, int end);
+  // Between steps: the distributions p [count][vocab] and SampleStatus [count] of outputs of the last step, whose logits are in that
+  // buffer. p is all zeros where the status is not kSampleOk.
+  void distributions(int logits, const OutputSamples& samples, const int32_t* outputs, int count, double* p,
+                     uint32_t* status);
 
   int num_records() const { return static_cast<int>(records_.size()); }
   const char* record_name(int record) const;
@@ -74,7 +81,7 @@ class Program {
   // Activations of a buffer as floats, for debugging: scale * q.
   void dequantised(int activations, int rows, float* out) const;
   int activations_stride(int id) const { return activations_[static_cast<size_t>(id)].q_stride; }
-  uint8_t* kv() const { return kv_.as<uint8_t>(); }
+  uint8_t* kv() const { return kv_; }
   const ProgramShape& shape() const { return shape_; }
   const Kernels& kernels() const { return kernels_; }
   int num_threads() const { return pool_.size(); }
@@ -145,7 +152,8 @@ class Program {
   std::vector<Buffer> buffers_;
   std::vector<Quantised> activations_;
   std::vector<Record> records_;
-  Region kv_, cos_, sin_, partials_, scratch_;
+  Region own_pages_, cos_, sin_, partials_, scratch_;
+  uint8_t* const kv_;          // own_pages_, or the pool of another program
   size_t scratch_floats_ = 0;  // per thread
   StepInputs step_{};
   AttentionPlan attention_plan_;

@@ -17,6 +17,8 @@ struct StepInputs {
   const int32_t* logit_rows;   // [outputs]
   const int32_t* page_copies;  // [copies][2] source, destination
   int32_t num_page_copies;
+  const int32_t* kv_writes;  // [writes][2] row, sequence: the row's keys and values go to that sequence's pages too
+  int32_t num_kv_writes;
   const SampleRow* sample_rows;  // [outputs]
   SampleLists sample_lists;
   SampleOut* sampled;  // [outputs]

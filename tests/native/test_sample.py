@@ -9,45 +9,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from sampling_cases import COMBINATIONS, decision_margin, language_model_like, mixed_rows, sample_native
 from test_sampling_distribution import one_row
 from test_sampling_draw import LOGITS, chi_square_excess, sampled_rows
 
 from paceline import _native
-from paceline.sampling.distribution import NoTokenError, probabilities, ranking, transform
-from paceline.sampling.draw import sample_reference, scores
+from paceline.sampling.distribution import probabilities
+from paceline.sampling.draw import sample_reference
 from paceline.sampling.rows import SAMPLE_ROW, SampledRows, SampleRows, greedy_rows
 
 OK, NOT_FINITE, NOTHING_LEFT, BAD_TOKEN = range(4)
 RESULT_FIELDS = ("tokens", "logprobs", "top_tokens", "top_logprobs")
-
-
-def sample_native(isa: str, logits: NDArray[np.float32], samples: SampleRows) -> tuple[SampledRows, NDArray[np.uint32]]:
-    """What the kernel chose for each row of logits, and its status."""
-    count = len(logits)
-    width = max(0, int(samples.rows["num_logprobs"].max())) if count else 0
-    result = SampledRows(
-        np.zeros(count, np.int32),
-        np.zeros(count, np.float32),
-        np.zeros((count, width), np.int32),
-        np.zeros((count, width), np.float32),
-    )
-    status = np.full(count, 99, np.uint32)
-    _native.sample(
-        isa,
-        logits,
-        np.ascontiguousarray(samples.rows).view(np.uint8).reshape(-1),
-        samples.count_tokens,
-        samples.count_values,
-        samples.bias_tokens,
-        samples.bias_values,
-        samples.banned_tokens,
-        result.tokens,
-        result.logprobs,
-        result.top_tokens,
-        result.top_logprobs,
-        status,
-    )
-    return result, status
 
 
 def runs_here(isa: str) -> bool:
@@ -72,35 +44,6 @@ def logprob_bound(logits: NDArray[np.float32], logprobs: NDArray[np.floating]) -
     """
     roundings = 16 + 2 + logits.shape[-1] / 1024 + 4 + 4 + 16
     return (roundings + np.abs(logprobs)) * 2.0**-24
-
-
-def decision_margin(logits: NDArray[np.float32], samples: SampleRows, i: int) -> float:
-    """How far row i's choice is from another one, over the rounding that the kernel may differ by; infinite if exact.
-
-    A score is z + G rounded once (|score| * 2^-24), with G off by at most 5e-6: 4e-7 from -log u, and 3 ulp of a
-    logarithm below 23. Masses are sums as in ``logprob_bound``, so off by less than 1e-5 of the total.
-    """
-    row = samples.rows[i]
-    if row["forced"] >= 0 or row["temperature"] == 0:
-        return np.inf
-    try:
-        z = transform(logits[i], row, samples)
-    except NoTokenError:
-        return np.inf
-    margins = [np.inf]
-    ranked = np.sort(scores(z, row))[::-1]
-    best, others = ranked[0], ranked[1:][np.isfinite(ranked[1:])]
-    if len(others):
-        margins.append(((best - others) / (1e-5 + (np.abs(best) + np.abs(others)) * 2.0**-24)).min())
-    if row["top_p"] < 1:
-        order = ranking(z)
-        order = order[z[order] > -np.inf]
-        if row["top_k"] > 0:
-            order = order[: row["top_k"]]
-        mass = np.cumsum(np.exp(z[order].astype(np.float64) - z.max()))
-        if len(mass) > 1:
-            margins.append(np.abs(mass[:-1] / mass[-1] - row["top_p"]).min() / 1e-5)
-    return float(min(margins))
 
 
 def check(isa: str, logits: NDArray[np.float32], samples: SampleRows) -> SampledRows:
@@ -128,35 +71,6 @@ def test_unknown_instruction_sets_are_refused() -> None:
     assert "scalar" in ISAS
     with pytest.raises(ValueError, match="instruction set"):
         sample_native("sse9", np.zeros((1, 4), np.float32), greedy_rows(1))
-
-
-COMBINATIONS: list[dict[str, Any]] = [
-    {},
-    {"num_logprobs": 0},
-    {"num_logprobs": 5},
-    {"forced": 0, "num_logprobs": 3, "temperature": 1.0},
-    {"temperature": 0.7},
-    {"temperature": 1.0, "num_logprobs": 2},
-    {"temperature": 1.0, "top_k": 1},
-    {"temperature": 1.5, "top_k": 7},
-    {"temperature": 1.5, "top_k": 1000},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 0.7, "top_p": 1e-6},
-    {"temperature": 1.0, "top_p": 0.94},
-    {"temperature": 1.0, "min_p": 0.1},
-    {"temperature": 1.0, "min_p": 1.0},
-    {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "min_p": 0.05, "num_logprobs": 4},
-    {"repetition_penalty": 1.4, "counts": {0: 1}},
-    {
-        "temperature": 0.8,
-        "repetition_penalty": 1.4,
-        "presence_penalty": 0.6,
-        "frequency_penalty": -0.7,
-        "counts": {0: 2},
-    },
-    {"temperature": 0.8, "bias": {0: 6.5}, "num_logprobs": 1},
-    {"temperature": 0.8, "banned": [0], "num_logprobs": 1},
-]
 
 
 @every_isa
@@ -203,13 +117,6 @@ def test_combinations(isa: str, data: st.DataObject) -> None:
     )
     assume(decision_margin(logits, samples, 0) > 1)
     check(isa, logits, samples)
-
-
-def language_model_like(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """A few thousand plausible tokens over a broad floor."""
-    x = rng.standard_normal(size) * 2.0
-    x[: size // 20] += np.linspace(16, 0, size // 20)
-    return rng.permutation(x).astype(np.float32)
 
 
 @every_isa
@@ -335,18 +242,6 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
             other, _ = sample_native(isa, logits, samples)
             for name in RESULT_FIELDS:
                 assert getattr(first, name).tobytes() == getattr(other, name).tobytes(), (isa, size, name)
-
-
-def mixed_rows(rng: np.random.Generator, count: int) -> SampleRows:
-    samples = greedy_rows(count)
-    samples.rows["seed"] = rng.integers(0, 2**63, count)
-    samples.rows["position"] = rng.integers(0, 2**20, count)
-    samples.rows["temperature"] = rng.choice([0.0, 0.5, 1.0, 2.0], count)
-    samples.rows["top_k"] = rng.choice([0, 0, 3, 50], count)
-    samples.rows["top_p"] = rng.choice([1.0, 0.9, 0.3], count)
-    samples.rows["min_p"] = rng.choice([0.0, 0.0, 0.1], count)
-    samples.rows["num_logprobs"] = rng.choice([-1, 0, 10], count)
-    return samples
 
 
 @every_isa

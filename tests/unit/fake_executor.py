@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, ModelConfig, RopeConfig
 from paceline.executors.base import StepPlan, StepResult
+from paceline.sampling.distribution import probabilities
 from paceline.sampling.rows import SampledRows, SampleRows
 
 
@@ -82,6 +83,9 @@ class FakeExecutor:
         for row, sequence in enumerate(sequence_of):
             page, offset = divmod(int(plan.positions[row]), PAGE_TOKENS)
             self._pages[plan.page_table[sequence, page], offset] = plan.tokens[row]
+        for row, sequence in plan.kv_writes.tolist():
+            page, offset = divmod(int(plan.positions[row]), PAGE_TOKENS)
+            self._pages[plan.page_table[sequence, page], offset] = plan.tokens[row]
         vocab = self.model.vocab_size
         self._logits = np.zeros((len(plan.logit_rows), vocab), np.float32)
         for output, row in enumerate(plan.logit_rows.tolist()):
@@ -95,6 +99,11 @@ class FakeExecutor:
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step."""
         return self._logits
+
+    def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
+        """The distributions by their definition, filters included."""
+        found = [probabilities(self._logits[output], samples.rows[output], samples) for output in outputs]
+        return np.array(found).reshape(-1, self.model.vocab_size)
 
     def path(self) -> dict[str, str | int]:
         """What runs: nothing real."""

@@ -184,13 +184,13 @@ def _copy_pages(native: NativeExecutor, step: Step) -> None:
 def _compare_pages(
     native: NativeExecutor, reference: ReferenceExecutor, node: Node, values: dict[str, Table], step: Step
 ) -> Difference:
-    """Stored keys and values of the step's rows. Values are rounded from the same floats, so they are equal; keys may
-    be one rounding step of the KV format apart, since their rotation is rounded in another order. A step of int8 is its
-    vector's scale, at most max|x| / 126; rounded to neighbouring scales (2^-7), two codes differ by little more."""
+    """Stored keys and values of the step's rows, wherever they go. Values are rounded from the same floats, so they are
+    equal; keys may be one rounding step of the KV format apart, since their rotation is rounded in another order. A
+    step of int8 is its vector's scale, at most max|x| / 126; rounded to neighbouring scales (2^-7), two codes differ by
+    little more."""
     layer = node.attributes["layer"]
     keys, stored = pages_of(native)
-    pages = step.page_table[step.sequence_of_row, step.positions // PAGE_TOKENS]
-    slots = step.positions % PAGE_TOKENS
+    _, pages, slots = step.written()
     theirs = reference.kv.keys[layer, pages, :, slots]
     key_error = np.abs(keys[layer, pages, :, slots] - theirs)
     value_error = np.abs(stored[layer, pages, :, slots] - reference.kv.values[layer, pages, :, slots])

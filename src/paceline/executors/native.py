@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +17,19 @@ from paceline.kv.layout import KVLayout
 from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph
 from paceline.ops.reference import inverse_frequencies
-from paceline.sampling.rows import SampledRows
+from paceline.sampling.distribution import NoTokenError
+from paceline.sampling.rows import BAD_TOKEN, NOT_FINITE, NOTHING_LEFT, SampledRows, SampleRows
 from paceline.weights.raw import Checkpoint
+
+_REASONS = {
+    NOT_FINITE: "a logit is not finite",
+    NOTHING_LEFT: "every token is banned, or a logit overflows",
+    BAD_TOKEN: "a list reaches outside the vocabulary or its array",
+}
 
 
 class NativeExecutor:
-    """Runs steps on the CPU. Owns the packed weights and the KV pool."""
+    """Runs steps on the CPU. Owns the packed weights, and the KV pool unless it uses that of another executor."""
 
     def __init__(
         self,
@@ -50,9 +59,15 @@ class NativeExecutor:
         self._no_top_logprobs = np.zeros((self.max_outputs, 0), np.float32)
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, config: EngineConfig) -> NativeExecutor:
+    def load(
+        cls, checkpoint: Checkpoint, config: EngineConfig, pages_of: NativeExecutor | None = None
+    ) -> NativeExecutor:
         """The checkpoint packed and lowered; ``config`` must name threads and KV memory (the pool takes whole pages of
         it).
+
+        With ``pages_of`` it reads and writes the pool of that executor, which it keeps alive: keys and values of either
+        are a context for the other. Only one of the two may run at a time. Raises ``UnsupportedError`` where their
+        pages differ.
         """
         model = checkpoint.config
         _check_supported(model)
@@ -62,13 +77,16 @@ class NativeExecutor:
         num_threads = config.num_threads or 1
         graph = build_graph(model)
         page_bytes = KVLayout.of(model, config.kv_dtype).page_bytes
+        num_pages = max(1, (config.kv_memory_bytes or page_bytes) // page_bytes)
+        if pages_of is not None:
+            _check_same_pages(model, config, num_pages, pages_of)
         program = _native.Program(
             isa=isa,
             num_threads=num_threads,
             max_rows=config.token_budget,
             max_outputs=config.max_outputs,
             vocab_size=model.vocab_size,
-            num_pages=max(1, (config.kv_memory_bytes or page_bytes) // page_bytes),
+            num_pages=num_pages,
             context_length=config.context_length or model.context_length,
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
@@ -77,6 +95,7 @@ class NativeExecutor:
             window=model.sliding_window or 0,
             kv_kind=config.kv_dtype,
             inverse_frequencies=inverse_frequencies(model.rope, model.head_dim).tolist(),
+            pages_of=None if pages_of is None else pages_of.program,
         )
         loader = WeightLoader(checkpoint, graph, config, num_threads=num_threads)
         lowered = Lowering(program, graph, loader).run()
@@ -117,6 +136,7 @@ class NativeExecutor:
             page_table,
             plan.logit_rows,
             plan.page_copies,
+            plan.kv_writes,
             samples.rows.view(np.uint8),
             samples.count_tokens,
             samples.count_values,
@@ -131,6 +151,29 @@ class NativeExecutor:
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step, valid until the next."""
         return self.program.buffer(self.lowered.logits_buffer, self._num_outputs)[:, : self.model.vocab_size]
+
+    def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
+        """See ``Executor.probabilities``. The definition is ``sampling.distribution``; a weight is rounded to float32:
+        ``csrc/kernels/distribution-inl.h`` has the bound. What is kept is what the native draw keeps.
+        """
+        p = np.empty((len(outputs), self.model.vocab_size))
+        status = np.zeros(len(outputs), np.uint32)
+        self.program.distributions(
+            self.lowered.logits_buffer,
+            np.array(outputs, np.int32),
+            samples.rows.view(np.uint8),
+            samples.count_tokens,
+            samples.count_values,
+            samples.bias_tokens,
+            samples.bias_values,
+            samples.banned_tokens,
+            p,
+            status,
+        )
+        for output, code in zip(outputs, status.tolist(), strict=True):
+            if code:
+                raise NoTokenError(f"output {output}: {_REASONS[code]}", code)
+        return p
 
     @property
     def workspace_bytes(self) -> int:
@@ -158,3 +201,18 @@ def _check_supported(model: ModelConfig) -> None:
         raise UnsupportedError(f"head_dim {model.head_dim}: the attention kernel takes multiples of 16 up to 256")
     if model.rope.dim % 2 or model.rope.dim > model.head_dim:
         raise UnsupportedError(f"rotary dimension {model.rope.dim} of heads of {model.head_dim}")
+
+
+def _check_same_pages(model: ModelConfig, config: EngineConfig, num_pages: int, owner: NativeExecutor) -> None:
+    theirs = owner.model
+    pairs = {
+        "layers": (model.num_layers, theirs.num_layers),
+        "KV heads": (model.num_kv_heads, theirs.num_kv_heads),
+        "head_dim": (model.head_dim, theirs.head_dim),
+        "rope": (model.rope, theirs.rope),  # keys are stored rotated
+        "kv_dtype": (config.kv_dtype, owner.program.kv_kind),
+        "pages": (num_pages, owner.num_pages),
+    }
+    differences = [f"{name} {mine} and {other}" for name, (mine, other) in pairs.items() if mine != other]
+    if differences:
+        raise UnsupportedError(f"pages are shared by executors of one shape; here differ {', '.join(differences)}")

@@ -4,6 +4,7 @@ are compared with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -17,7 +18,9 @@ from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph, Node
 from paceline.ops.reference import KeyValues, Step, Table
 from paceline.ops.spec import OPS
+from paceline.sampling.distribution import probabilities
 from paceline.sampling.draw import sample_reference
+from paceline.sampling.rows import SampleRows
 from paceline.weights.blocks import unpack
 from paceline.weights.packed import TILE, PackedMatrix
 from paceline.weights.raw import Checkpoint
@@ -121,6 +124,7 @@ class ReferenceExecutor:
             plan.page_table,
             plan.logit_rows,
             self._activations,
+            plan.kv_writes,
         )
 
     @staticmethod
@@ -141,6 +145,13 @@ class ReferenceExecutor:
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step."""
         return self._logits
+
+    def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
+        """See ``Executor.probabilities``."""
+        p = np.empty((len(outputs), self.model.vocab_size))
+        for found, output in zip(p, outputs, strict=True):
+            found[:] = probabilities(self._logits[output], samples.rows[output], samples)
+        return p
 
     def path(self) -> dict[str, str | int]:
         """The path that really runs."""

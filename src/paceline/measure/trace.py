@@ -4,6 +4,7 @@ step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, ModelConfig
 from paceline.executors.base import Executor, StepPlan, StepResult
+from paceline.sampling.rows import SampleRows
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class TracingExecutor:
         """Those of the executor below."""
         return self.executor.logits()
 
+    def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
+        """Those of the executor below."""
+        return self.executor.probabilities(samples, outputs)
+
     def path(self) -> dict[str, str | int]:
         """That of the executor below."""
         return self.executor.path()
@@ -128,4 +134,6 @@ def _written_pages(plan: StepPlan) -> set[int]:
     pages = set(plan.page_copies[:, 1].tolist())
     for table, begin, end in zip(plan.page_table, first, last + 1, strict=True):
         pages.update(table[begin:end].tolist())
+    rows, sequences = plan.kv_writes.T
+    pages.update(plan.page_table[sequences, plan.positions[rows] // PAGE_TOKENS].tolist())
     return pages

@@ -5,7 +5,7 @@ Notation: x [rows, width] f32. Sums are taken in float64 where that costs little
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -82,6 +82,16 @@ class Step:
     page_table: NDArray[np.int32]
     logit_rows: NDArray[np.int32]
     activations: Literal["int8", "float"] = "int8"
+    kv_writes: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+
+    def written(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+        """Where keys and values go, in order: rows, pages and places in a page. Each row to its own sequence, then
+        those of ``kv_writes`` (row, sequence) to further ones.
+        """
+        rows = np.concatenate([np.arange(len(self.positions)), self.kv_writes[:, 0]])
+        sequences = np.concatenate([self.sequence_of_row, self.kv_writes[:, 1]])
+        positions = self.positions[rows]
+        return rows, self.page_table[sequences, positions // PAGE_TOKENS], positions % PAGE_TOKENS
 
 
 def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
@@ -182,7 +192,9 @@ def linear(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 
 
 def rope_write(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """Norms and rotates the heads of q and k, writes k and v to the rows' pages, returns q / sqrt(head_dim)."""
+    """Norms and rotates the heads of q and k, writes k and v to the pages that ``written`` names, returns q /
+    sqrt(head_dim).
+    """
     model, kv, layer = step.model, step.kv, node.attributes["layer"]
     rows = len(step.positions)
     q, k, v = (x.reshape(rows, -1, model.head_dim) for x in inputs)
@@ -192,10 +204,9 @@ def rope_write(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     frequencies = inverse_frequencies(model.rope, model.head_dim)
     q = rotate(q, step.positions, frequencies) * np.float32(1.0 / np.sqrt(np.float32(model.head_dim)))
     k = rotate(k, step.positions, frequencies)
-    pages = step.page_table[step.sequence_of_row, step.positions // PAGE_TOKENS]
-    slots = step.positions % PAGE_TOKENS
-    kv.keys[layer, pages, :, slots] = kv.round(k)
-    kv.values[layer, pages, :, slots] = kv.round(v)
+    written, pages, slots = step.written()
+    kv.keys[layer, pages, :, slots] = kv.round(k[written])
+    kv.values[layer, pages, :, slots] = kv.round(v[written])
     return [q.reshape(rows, -1)]
 
 
