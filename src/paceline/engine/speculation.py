@@ -26,6 +26,9 @@ from paceline.speculate.suffix import SuffixDrafter
 from paceline.weights.gguf import GGUFCheckpoint
 from paceline.weights.safetensors import HuggingFaceCheckpoint
 
+NUM_ROWS_TO_KEEP = 16
+"""A table of less was measured in a hurry, on a machine that was busy: it is not kept for the next start."""
+
 SELF = "self:"
 """``draft:self:WEIGHTS`` is the model itself with other weights."""
 
@@ -110,7 +113,8 @@ def _step_cost(executor: Executor, model_identity: str | None) -> StepCost:
     cost = load_step_cost(key)
     if cost is None:
         cost = measure_step_cost(executor)
-        save_step_cost(key, cost)
+        if max(cost.measured) >= NUM_ROWS_TO_KEEP:
+            save_step_cost(key, cost)
     return cost
 
 
