@@ -146,6 +146,7 @@ class LLM:
                 config,
                 tokenizer,
                 draft_model=draft_model,
+                target=loaded,
                 model_identity=identity_of(checkpoint.files),
             )
         except BaseException:

@@ -85,17 +85,19 @@ def use_speculation(
     tokenizer: TokenText,
     *,
     draft_model: DraftModel | None = None,
+    target: Executor | None = None,
     model_identity: str | None = None,
 ) -> Speculator | None:
     """Has ``engine``, which has not run yet, verify what the drafters of ``config.speculate`` propose.
 
+    ``target`` is the executor that was loaded, where the engine has got one around it.
     What steps cost is measured now; with a ``model_identity`` only if it was not measured and kept before.
     """
     names = parse_speculate(config.speculate or "off")
     if not names:
         return None
     executor = engine.executor
-    drafters = [_open(name, engine, config, tokenizer, draft_model) for name in names]
+    drafters = [_open(name, engine, target or executor, config, tokenizer, draft_model) for name in names]
     policy: Policy
     if config.draft_tokens is not None:
         policy = FixedPolicy(config.draft_tokens)
@@ -119,7 +121,12 @@ def _step_cost(executor: Executor, model_identity: str | None) -> StepCost:
 
 
 def _open(
-    name: DrafterName, engine: Engine, config: EngineConfig, tokenizer: TokenText, draft_model: DraftModel | None
+    name: DrafterName,
+    engine: Engine,
+    target: Executor,
+    config: EngineConfig,
+    tokenizer: TokenText,
+    draft_model: DraftModel | None,
 ) -> Drafter:
     if name.kind == "suffix":
         return SuffixDrafter()
@@ -127,11 +134,11 @@ def _open(
         return NgramDrafter()
     if name.kind == "eagle" or draft_model is None:
         raise UnsupportedError(f"speculate {name.kind}:{name.source}: it needs a model that is loaded by name")
-    return _open_draft_model(draft_model, engine, config, tokenizer)
+    return _open_draft_model(draft_model, engine, target, config, tokenizer)
 
 
 def _open_draft_model(
-    draft_model: DraftModel, engine: Engine, config: EngineConfig, tokenizer: TokenText
+    draft_model: DraftModel, engine: Engine, target: Executor, config: EngineConfig, tokenizer: TokenText
 ) -> DraftModelDrafter:
     from paceline.executors.native import NativeExecutor
     from paceline.text.tokenizer import load_tokenizer
@@ -139,10 +146,10 @@ def _open_draft_model(
     vocab_size = engine.executor.model.vocab_size
     exact = config.acceptance == "exact"
     if draft_model.is_target:
-        target = engine.executor
         if not isinstance(target, NativeExecutor):
             raise UnsupportedError("speculate draft:self: needs the native executor")
-        executor = NativeExecutor.load(draft_model.checkpoint, draft_model.config, pages_of=target)
+        same = dataclasses.replace(config, weights=draft_model.config.weights, head_bits=None)
+        executor = NativeExecutor.load(draft_model.checkpoint, same, pages_of=target)
         return DraftModelDrafter(executor, TargetPages(engine.scheduler.kv), vocab_size=vocab_size, exact=exact)
     check_vocabularies(tokenizer, load_tokenizer(draft_model.checkpoint))
     own = draft_model.config
