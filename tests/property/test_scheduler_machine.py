@@ -3,10 +3,13 @@ balance and every answer is the definition's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scripted_drafts import OracleDrafter, TakeAll
 
 from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.engine.engine import Engine
@@ -14,6 +17,8 @@ from paceline.engine.request import Request
 from paceline.errors import KVCapacityError
 from paceline.executors.base import StepPlan, StepResult
 from paceline.params import SamplingParams
+from paceline.speculate.draft import Context, Draft
+from paceline.speculate.speculator import Speculator
 
 VOCAB = 31
 
@@ -32,6 +37,25 @@ class FlakyExecutor(FakeExecutor):
         return super().run(plan)
 
 
+class DefinitionDrafter(OracleDrafter):
+    """Knows what follows by the definition."""
+
+    def __init__(self, window: int | None, *, seed: int, chains: bool) -> None:
+        super().__init__({}, VOCAB, seed=seed, chains=chains)
+        self._window = window
+
+    def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+        """Now and then a draft that is partly right."""
+        drafts: list[Draft | None] = []
+        for context, limit in zip(contexts, limits, strict=True):
+            tokens = list(context.tokens)
+            self._answers = {
+                context.request_id: tokens + reference_tokens(tokens, 6, vocab_size=VOCAB, window=self._window)
+            }
+            drafts.append(self._draft(context, limit) if self._random.random() < 0.5 else None)
+        return drafts
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Adds, steps and aborts."""
 
@@ -44,9 +68,19 @@ class EngineMachine(RuleBasedStateMachine):
         max_outputs=st.integers(5, 40),
         window=st.sampled_from([None, None, 20, 50]),
         prefix_cache=st.sampled_from([True, True, False]),
+        drafts=st.sampled_from(["none", "chains", "trees"]),
+        seed=st.integers(0, 100),
     )
     def start(
-        self, pages: int, max_batch: int, extra: int, max_outputs: int, window: int | None, prefix_cache: bool
+        self,
+        pages: int,
+        max_batch: int,
+        extra: int,
+        max_outputs: int,
+        window: int | None,
+        prefix_cache: bool,
+        drafts: str,
+        seed: int,
     ) -> None:
         self.window = window
         self.executor = FlakyExecutor(
@@ -54,6 +88,9 @@ class EngineMachine(RuleBasedStateMachine):
         )
         config = EngineConfig(max_batch=max_batch, token_budget=max_batch + extra, prefix_cache=prefix_cache)
         self.engine = Engine(self.executor, FakeTokenizer(VOCAB), config)
+        if drafts != "none":
+            drafter = DefinitionDrafter(window, seed=seed, chains=drafts == "chains")
+            self.engine.use_speculator(Speculator([drafter], TakeAll(), vocab_size=VOCAB))
         self.pool_tokens = pages * PAGE_TOKENS
         self.live: list[Request] = []
         self.ended: list[Request] = []
