@@ -56,7 +56,7 @@ def test_run_answers_and_draws_nothing_into_a_pipe() -> None:
 def test_run_json_is_one_document_with_the_same_answer() -> None:
     words = ["--max-tokens", "12", "--ignore-eos"]
     document = json.loads(paceline("run", MODEL, "-p", QUESTION, "--json", *words).stdout)
-    assert set(document) == {"model", "text", "token_ids", "finish_reason", "usage", "timing", "path"}
+    assert set(document) == {"model", "text", "token_ids", "finish_reason", "usage", "timing", "path", "speculation"}
     assert document["model"] == MODEL
     assert document["finish_reason"] == "length"
     assert document["usage"]["completion_tokens"] == len(document["token_ids"]) == 12
@@ -189,8 +189,8 @@ def test_demo_answers_and_its_ladder_agrees() -> None:
     ladder = done.stdout[done.stdout.index("technique  ") :].splitlines()[2:-2]
     assert [row.split("  ")[0] for row in ladder] == [technique.name for technique in TECHNIQUES]
     ends = ["yes" if row.endswith("yes") else row.split()[-1][-1] for row in ladder]
-    assert ends[:5] == ["×", "yes", "yes", "×", "yes"]
-    assert ladder[5].endswith(("yes", "of 8, by rounding"))
+    assert ends[:7] == ["×", "yes", "yes", "×", "yes", "×", "yes"]
+    assert ladder[7].endswith(("yes", "of 8, by rounding"))
     assert "\x1b" not in done.stdout
 
 

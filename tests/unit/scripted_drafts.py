@@ -66,6 +66,7 @@ class OracleDrafter:
 
     name = "oracle"
     is_free = True
+    catch_up_s = 0.0
 
     def __init__(self, answers: Mapping[int, Sequence[int]], vocab_size: int, *, seed: int, chains: bool) -> None:
         self._answers = answers
@@ -110,6 +111,7 @@ class NonsenseDrafter:
 
     name = "nonsense"
     is_free = True
+    catch_up_s = 0.0
 
     def __init__(self, vocab_size: int, *, seed: int) -> None:
         self._vocab_size = vocab_size

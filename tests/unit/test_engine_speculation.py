@@ -163,6 +163,7 @@ class FixedDrafter:
 
     name = "fixed"
     is_free = True
+    catch_up_s = 0.0
 
     def __init__(self, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
         self._draft = Draft(tokens, parents, (0.5,) * len(tokens), self.name)
@@ -203,6 +204,7 @@ class BrokenDrafter:
 
     name = "broken"
     is_free = True
+    catch_up_s = 0.0
 
     def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
         """Never returns."""

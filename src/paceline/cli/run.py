@@ -88,6 +88,8 @@ def document(model: str, completion: Completion, load_s: float, path: dict[str, 
         },
         "path": path,
     }
+    if completion.speculation is not None:
+        result["speculation"] = completion.speculation.document()
     if len(completion.choices) > 1:
         result["choices"] = [_choice(choice) for choice in completion.choices]
     if completion.prompt_logprobs is not None:
@@ -106,6 +108,9 @@ def figures_line(completion: Completion, path: dict[str, Any]) -> str:
     ]
     if completion.num_completion_tokens > 1:
         parts.insert(2, f"{timing.decode_tokens_per_s:.1f} tok/s")
+    drafts = completion.speculation
+    if drafts is not None and drafts.accepted:
+        parts.append(f"{drafts.accepted} of {drafts.proposed} drafted tokens accepted")
     if completion.finish_reason != "stop":
         parts.append(f"ended by {completion.finish_reason}")
     return " · ".join(parts)

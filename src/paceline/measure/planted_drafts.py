@@ -22,6 +22,7 @@ class PlantedDrafter:
 
     name = "planted"
     is_free = True
+    catch_up_s = 0.0
 
     def __init__(self, known: Mapping[int, Sequence[int]], vocab_size: int, *, trees: bool) -> None:
         self._known = known

@@ -78,7 +78,7 @@ def measure_verify_cost(
                 times_ms[n].append(elapsed_ms)
         report(index + 1, num_runs + 1)
     step_ms = {n: statistics.median(times) for n, times in times_ms.items()}
-    path = executor.path()
+    path = {**executor.path(), "speculation": "off"}
     return Measurement(
         metric="verify_cost_1_row_ms",
         runs=tuple(times_ms[1]),

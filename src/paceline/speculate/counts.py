@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from typing import Any
 
 from paceline.speculate.draft import MAX_NODES, Draft
 
@@ -56,6 +57,23 @@ class SpeculationCounts:
     def mean_accepted_length(self) -> float:
         """Tokens that a request gets from a step in which it speculates."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+    def document(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {
+            "steps": self.steps,
+            "proposed_tokens": self.proposed,
+            "accepted_tokens": self.accepted,
+            "mean_accepted_length": self.mean_accepted_length,
+            "position_acceptance": [
+                accepted / proposed
+                for accepted, proposed in zip(self.position_accepted, self.position_proposed, strict=True)
+            ],
+            "saved_s": self.saved_s,
+            "draft_s": self.draft_s,
+            "drafters": {name: asdict(counts) for name, counts in self.drafters.items()},
+            "zero_reason": None if self.zero_reason is None else self.zero_reason.value,
+        }
 
 
 class Tally:

@@ -165,6 +165,9 @@ class Drafter(Protocol):
     is_free: bool
     """Whether proposing costs microseconds, so that it is always asked, and learns also from what is not verified."""
 
+    catch_up_s: float
+    """Seconds of the last ``propose`` that went into what requests have, not into drafts: no price of a draft."""
+
     def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
         """For each request a draft of 1 to ``limits[i]`` nodes (``limits[i]`` >= 1), or None. Ids lie within the
         target's vocabulary."""

@@ -186,6 +186,7 @@ class DraftModelDrafter:
 
     name = "draft"
     is_free = False
+    catch_up_s = 0.0
 
     def __init__(
         self,

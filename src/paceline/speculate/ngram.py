@@ -40,6 +40,7 @@ class NgramDrafter:
 
     name = "ngram"
     is_free = True
+    catch_up_s = 0.0
 
     def __init__(self, *, max_ngram: int = 4, min_ngram: int = 1) -> None:
         assert 1 <= min_ngram <= max_ngram
