@@ -140,7 +140,7 @@ class SuffixDrafter:
     name = "suffix"
     is_free = True
 
-    def __init__(self, *, max_branches: int = 1, domain_tokens: int = 16384, max_domains: int = 8) -> None:
+    def __init__(self, *, max_branches: int = 1, domain_tokens: int = 65536, max_domains: int = 8) -> None:
         assert max_branches >= 1
         assert domain_tokens >= 4
         assert max_domains >= 1
