@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -213,7 +214,7 @@ struct BoundProgram {
                                 lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens)};
     check_length("sample_rows bytes", sample_rows.shape(0), static_cast<size_t>(step.num_outputs) * sizeof(SampleRow));
     check_length("rows of p", p.shape(0), count);
-    check_length("columns of p", p.shape(1), static_cast<size_t>(program.shape().vocab_size));
+    check_length("columns of p", p.shape(1), static_cast<size_t>(program.shape().num_logits));
     check_length("status", status.shape(0), count);
     for (size_t i = 0; i < count; ++i)
       if (outputs.data()[i] < 0 || outputs.data()[i] >= step.num_outputs)
@@ -288,15 +289,16 @@ NB_MODULE(_native, m) {
           [](BoundProgram* self, const std::string& isa, int num_threads, int max_rows, int max_outputs, int vocab_size,
              int num_pages, int context_length, int num_heads, int num_kv_heads, int head_dim, int num_layers,
              int window, const std::string& kv_kind, std::vector<double> inverse_frequencies,
-             const nb::object& pages_of) {
+             const nb::object& pages_of, std::optional<int> num_logits) {
             const AttentionShape attention{num_heads, num_kv_heads, head_dim, num_layers, window, kv_kind_of(kv_kind)};
             new (self) BoundProgram(isa, num_threads,
-                                    {max_rows, max_outputs, vocab_size, num_pages, context_length, attention},
+                                    {max_rows, max_outputs, vocab_size, num_logits.value_or(vocab_size), num_pages,
+                                     context_length, attention},
                                     std::move(inverse_frequencies), pages_of);
           },
           "isa"_a, "num_threads"_a, "max_rows"_a, "max_outputs"_a, "vocab_size"_a, "num_pages"_a, "context_length"_a,
           "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "window"_a, "kv_kind"_a,
-          "inverse_frequencies"_a, "pages_of"_a.none() = nb::none())
+          "inverse_frequencies"_a, "pages_of"_a.none() = nb::none(), "num_logits"_a.none() = nb::none())
       .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "has_min"_a, "num_outputs"_a,
            "num_inputs"_a, "tile_bytes"_a, "num_groups"_a)
       .def("add_vector",

@@ -29,7 +29,7 @@ Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& sh
   sin_ = Region(row_floats * sizeof(float));
   partials_ =
       Region(as_size(attention_plan_.num_slots()) * as_size(a.num_heads) * as_size(a.head_dim + 16) * sizeof(float));
-  scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.vocab_size));
+  scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.num_logits));
   scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;
   scratch_ = Region(scratch_floats_ * as_size(num_threads) * sizeof(float));
   sequence_of_row_.resize(as_size(shape.max_rows));
@@ -187,6 +187,8 @@ void Program::select(int from, int to) {
 }
 
 void Program::sample(int logits) {
+  const Buffer& buffer = buffers_[as_size(logits)];
+  CHECK(buffer.outputs && buffer.stride >= shape_.num_logits, "a logit for every token that may be chosen");
   Record r{};
   r.kind = Kind::sample;
   r.from = logits;

@@ -210,7 +210,7 @@ void Program::run_record(const Record& record, int thread) {
       break;
     case Kind::sample:
       for (int i = mine.begin; i < mine.end; ++i)
-        kernels_.sample_row(buffer(record.from) + as_size(i) * as_size(stride(record.from)), shape_.vocab_size,
+        kernels_.sample_row(buffer(record.from) + as_size(i) * as_size(stride(record.from)), shape_.num_logits,
                             step_.sample_rows[i], step_.sample_lists, step_.sampled[i],
                             scratch_.as<float>() + as_size(thread) * scratch_floats_);
       return;  // the pool's own barrier follows
@@ -232,13 +232,13 @@ void Program::run(const StepInputs& inputs) {
 void Program::distributions(int logits, const OutputSamples& samples, const int32_t* outputs, int count, double* p,
                             uint32_t* status) {
   const Buffer& from = buffers_[as_size(logits)];
-  const size_t vocab = as_size(shape_.vocab_size);
+  const size_t num_logits = as_size(shape_.num_logits);
   pool_.run([&](int thread) {
     const Range mine = Range{0, count}.part(thread, pool_.size());
     for (int i = mine.begin; i < mine.end; ++i) {
       const size_t output = as_size(outputs[i]);
-      status[i] = kernels_.distribution_row(from.data.as<float>() + output * as_size(from.stride), shape_.vocab_size,
-                                            samples.rows[output], samples.lists, p + as_size(i) * vocab,
+      status[i] = kernels_.distribution_row(from.data.as<float>() + output * as_size(from.stride), shape_.num_logits,
+                                            samples.rows[output], samples.lists, p + as_size(i) * num_logits,
                                             scratch_.as<float>() + as_size(thread) * scratch_floats_);
     }
   });

@@ -35,7 +35,9 @@ class Region {
 };
 
 struct ProgramShape {
-  int32_t max_rows, max_outputs, vocab_size, num_pages, context_length;
+  int32_t max_rows, max_outputs;
+  int32_t vocab_size, num_logits;  // tokens that it reads, and those that it chooses from: fewer of a trimmed head
+  int32_t num_pages, context_length;
   AttentionShape attention;
 };
 
@@ -69,7 +71,7 @@ class Program {
   // Debugging: records [begin, end) of a step that begin_step has set up.
   void begin_step(const StepInputs& inputs);
   void run_records(int begin, int end);
-  // Between steps: the distributions p [count][vocab] and SampleStatus [count] of outputs of the last step, whose logits are in that
+  // Between steps: the distributions p [count][num_logits] and SampleStatus [count] of outputs of the last step, whose logits are in that
   // buffer. p is all zeros where the status is not kSampleOk.
   void distributions(int logits, const OutputSamples& samples, const int32_t* outputs, int count, double* p,
                      uint32_t* status);

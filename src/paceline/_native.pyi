@@ -43,6 +43,7 @@ class Program:
         kv_kind: KVFormat,
         inverse_frequencies: list[float],
         pages_of: Program | None = None,
+        num_logits: int | None = None,
     ) -> None: ...
     def add_matrix(
         self,

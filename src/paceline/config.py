@@ -56,10 +56,11 @@ class RopeConfig:
 class ModelConfig:
     """What a decoder-only model is made of; the same for every file format.
 
-    ``sliding_window`` is the number of latest positions (the own one included) that a query sees, None for all.
+    ``sliding_window`` is the number of latest positions (the own one included) that a query sees, None for all. Only
+    "eagle" has ``draft_vocab_size``, the tokens that its trimmed head knows, and may have ``input_norms``.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3"]
+    architecture: Literal["llama", "qwen2", "qwen3", "eagle"]
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -74,6 +75,13 @@ class ModelConfig:
     attention_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    draft_vocab_size: int | None = None
+    input_norms: bool = False
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens that the head chooses from."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def q_size(self) -> int:

@@ -98,6 +98,7 @@ class LLM:
     def _load(self, model: str, config: EngineConfig, executor: str, wrap: Callable[[Executor], Executor]) -> None:
         """Everything from the name of a model to a running engine."""
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
+        from paceline.engine.eagle_head import find_eagle_head
         from paceline.engine.persistence import open_store
         from paceline.engine.speculation import find_draft_model, identity_of, use_speculation
         from paceline.text.chat import load_chat_template
@@ -115,9 +116,11 @@ class LLM:
         if config.speculate in (None, "auto"):
             config = dataclasses.replace(config, speculate="auto" if executor == "native" else "off")
         draft_model = find_draft_model(checkpoint, config, context_length)
+        eagle_head = find_eagle_head(checkpoint, config, context_length)
+        draft_bytes = sum(part.num_bytes for part in (draft_model, eagle_head) if part is not None)
         memory = plan_memory(
             KVLayout.of(checkpoint.config, config.kv_dtype),
-            available_bytes=machine.available_bytes - (draft_model.num_bytes if draft_model else 0),
+            available_bytes=machine.available_bytes - draft_bytes,
             weight_bytes=weight_bytes(checkpoint, config),
             workspace_bytes=workspace_bytes(checkpoint.config, config),
             max_batch=config.max_batch,
@@ -146,6 +149,7 @@ class LLM:
                 config,
                 tokenizer,
                 draft_model=draft_model,
+                eagle_head=eagle_head,
                 target=loaded,
                 model_identity=identity_of(checkpoint.files),
             )

@@ -44,6 +44,13 @@ def fake_logits(tokens: Sequence[int], vocab_size: int) -> NDArray[np.float32]:
     return np.random.default_rng(int.from_bytes(digest, "little")).standard_normal(vocab_size).astype(np.float32)
 
 
+def fake_hidden(tokens: Sequence[int], width: int) -> NDArray[np.float32]:
+    """Hidden state [width] of the last of ``tokens``: the last three, then zeros; unlike logits it costs little."""
+    hidden = np.zeros(width, np.float32)
+    hidden[: len(tokens[-3:])] = tokens[:-4:-1]
+    return hidden
+
+
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """log-softmax in f32."""
     shifted = logits - logits.max()
@@ -71,6 +78,7 @@ class FakeExecutor:
         self._pages = np.full((num_pages, PAGE_TOKENS), -1, np.int64)
         self.pages = self._pages.view(np.uint8)
         self._logits = np.zeros((0, self.model.vocab_size), np.float32)
+        self._hidden = np.zeros((0, self.model.hidden_size), np.float32)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Checks the plan's contract, writes its tokens into pages, and reads contexts back from there."""
@@ -93,12 +101,22 @@ class FakeExecutor:
             pages = plan.page_table[sequence_of[row], : -(-length // PAGE_TOKENS)]
             oldest = max(0, length - (self.model.sliding_window or length))
             self._logits[output] = fake_logits(self._pages[pages].reshape(-1)[oldest:length].tolist(), vocab)
+        self._hidden = np.stack([self._hidden_of(plan, row, sequence) for row, sequence in enumerate(sequence_of)])
         self.log.append((len(plan.tokens), len(plan.row_starts) - 1, len(plan.logit_rows)))
         return StepResult(sample(plan.samples, self._logits))
 
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step."""
         return self._logits
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Rows of ``fake_hidden``."""
+        return self._hidden
+
+    def _hidden_of(self, plan: StepPlan, row: int, sequence: int) -> NDArray[np.float32]:
+        length = int(plan.positions[row]) + 1
+        tokens = self._pages[plan.page_table[sequence, : -(-length // PAGE_TOKENS)]].reshape(-1)[:length].tolist()
+        return fake_hidden(tokens, self.model.hidden_size)
 
     def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
         """The distributions by their definition, filters included."""

@@ -14,7 +14,7 @@ from paceline.config import EngineConfig, RopeConfig, RopeScaling
 from paceline.kv.identity import StoreKey, digest, domain_key, store_key
 
 SCALING = RopeScaling("factors", 2.0, 1.0, 4.0, 8192, (1.0, 2.0))
-MODEL = tiny_config(rope=RopeConfig(10000.0, 16, SCALING), sliding_window=64)
+MODEL = tiny_config(rope=RopeConfig(10000.0, 16, SCALING), sliding_window=64, draft_vocab_size=40)
 HASH = bytes(range(32))
 
 

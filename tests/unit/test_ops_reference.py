@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tiny_heads import tiny_head
 from tiny_models import tiny_config
 
 from paceline.config import ModelConfig, RopeConfig, RopeScaling
@@ -35,6 +36,8 @@ CONFIGS = {
     "untied": tiny_config(tie_embeddings=False),
     "qwen2": tiny_config(architecture="qwen2", attention_bias=True),
     "qwen3": tiny_config(architecture="qwen3", qk_norm=True),
+    "eagle": tiny_head(input_norms=False),
+    "eagle, normed": tiny_head(input_norms=True),
 }
 
 
@@ -238,7 +241,7 @@ def test_an_architecture_that_is_not_built_is_refused_by_name() -> None:
     config = tiny_config(architecture="gpt2")
     with pytest.raises(UnsupportedError, match=r"'gpt2'.*llama, qwen2, qwen3"):
         build_graph(config)
-    assert set(BUILDERS) == {"llama", "qwen2", "qwen3"}
+    assert set(BUILDERS) == {"eagle", "llama", "qwen2", "qwen3"}
 
 
 def test_one_weight_has_one_shape() -> None:

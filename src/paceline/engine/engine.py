@@ -23,6 +23,7 @@ from paceline.kv.disk_tier import Store
 from paceline.kv.identity import domain_key
 from paceline.kv.manager import KVManager
 from paceline.params import SamplingParams
+from paceline.speculate.hidden import HiddenRows
 from paceline.speculate.speculator import Speculator
 
 
@@ -244,19 +245,26 @@ class Engine:
         """Takes the step's tokens over into the requests."""
         updates: list[Update] = []
         step = StepOutputs(plan, result, now_s)
-        output = 0
+        speculator = self._speculator
+        hidden = self.executor.hidden() if speculator is not None and speculator.observes_hidden else None
+        observed: list[HiddenRows] = []
+        row = output = 0
         for request in schedule.requests:
-            first = output
+            first, first_row = output, row
             output += request.num_outputs
-            num_before = len(request.tokens)
+            row += request.num_scheduled
+            position, num_before = request.num_computed, len(request.tokens)
             try:
                 reason = self._committer.commit(request, step, first, output)
             except Exception as error:  # a tokenizer that fails on one token must not stop the other requests
                 updates.append(self._fail(request, error))
                 continue
             self._output_tokens += len(request.tokens) - num_before
-            if self._speculator is not None:
-                self._speculator.observe(request, request.draft, request.tokens[num_before:])
+            if speculator is not None:
+                new = request.tokens[num_before:]
+                speculator.observe(request, request.draft, new)
+                if hidden is not None and reason is None:
+                    observed.append(HiddenRows.kept(request, position, hidden[first_row:row], request.draft, new))
             request.draft = None
             request.forks.clear()
             if reason is not None:
@@ -264,6 +272,8 @@ class Engine:
                 updates.append(self._end(request, reason))
             elif request.streaming and request.num_outputs and (text := request.detokenizer.take()):
                 updates.append(Update(request, self._delta(request, text), None))
+        if observed and speculator is not None:
+            speculator.observe_hidden(observed)
         return updates
 
     def _delta(self, request: Request, text: str, completion: Completion | None = None) -> Delta:

@@ -104,11 +104,8 @@ class Scheduler:
             if num_tokens - request.num_computed > 1:
                 prefills.append(request)
                 continue
-            if capacity[slot] < num_tokens:
-                if not self._make_room(request, schedule):
-                    continue
-            elif request.num_computed // PAGE_TOKENS > request.num_published:  # a draft has got its pages before
-                self._publish(request, slot)
+            if capacity[slot] < num_tokens and not self._make_room(request, schedule):
+                continue
             request.num_scheduled = request.num_outputs = 1
             schedule.requests.append(request)
         # Preemption may have taken decodes out again, so what is left is counted only here.
@@ -150,6 +147,7 @@ class Scheduler:
         draft = draft.in_branches()
         depths = draft.depths()
         starts = [*draft.branch_starts(), len(draft) + 1]
+        self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
         num_rows = min(starts[1] - 1, self._depth_that_fits(request.slot, num_tokens, starts[1] - 1)) + 1
         if num_rows == starts[1]:  # all of the first branch; the others have pages of their own
             for end in starts[2:]:
@@ -245,7 +243,8 @@ class Scheduler:
             self._free(request)
             self._fail(request, schedule)
             return False
-        self._publish(request, request.slot)
+        self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
+        self.kv.slide(request.slot, request.num_computed)
         while not self.kv.grow(request.slot, num_tokens):
             victim = min(self.running, key=lambda r: (self._work_to_lose(r), -r.request_id))
             self._preempt(victim)
@@ -254,15 +253,6 @@ class Scheduler:
             if victim in schedule.requests:
                 schedule.requests.remove(victim)
         return True
-
-    def _publish(self, request: Request, slot: int) -> None:
-        """Puts the whole pages of a decoding request into the tree, and gives up those that it sees no more.
-
-        Before prefills of the step publish theirs, which it may fail to compute: nothing computed may hang on those.
-        """
-        self.kv.publish(slot, request.tokens, request.num_computed, is_computed=True)
-        self.kv.slide(slot, request.num_computed)
-        request.num_published = request.num_computed // PAGE_TOKENS
 
     def _work_to_lose(self, request: Request) -> int:
         """Computed tokens of a running request that no other running request has in common with it."""
@@ -292,7 +282,6 @@ class Scheduler:
         request.slot = None
         request.num_computed = 0
         request.num_scheduled = request.num_outputs = 0
-        request.num_published = 0
         request.draft = None
         request.forks.clear()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.config import DrafterName, EngineConfig, parse_speculate
 from paceline.engine.detokenize import TokenText
+from paceline.engine.eagle_head import EagleHead
 from paceline.engine.engine import Engine
 from paceline.engine.memory import weight_bytes
 from paceline.errors import ParameterError, UnsupportedError
@@ -85,6 +86,7 @@ def use_speculation(
     tokenizer: TokenText,
     *,
     draft_model: DraftModel | None = None,
+    eagle_head: EagleHead | None = None,
     target: Executor | None = None,
     model_identity: str | None = None,
 ) -> Speculator | None:
@@ -97,7 +99,8 @@ def use_speculation(
     if not names:
         return None
     executor = engine.executor
-    drafters = [_open(name, engine, target or executor, config, tokenizer, draft_model) for name in names]
+    below = target or executor
+    drafters = [_open(name, engine, below, config, tokenizer, draft_model, eagle_head) for name in names]
     policy: Policy
     if config.draft_tokens is not None:
         policy = FixedPolicy(config.draft_tokens)
@@ -127,11 +130,14 @@ def _open(
     config: EngineConfig,
     tokenizer: TokenText,
     draft_model: DraftModel | None,
+    eagle_head: EagleHead | None,
 ) -> Drafter:
     if name.kind == "suffix":
         return SuffixDrafter()
     if name.kind == "ngram":
         return NgramDrafter()
+    if name.kind == "eagle" and eagle_head is not None:
+        return eagle_head.open(target, exact=config.acceptance == "exact")
     if name.kind == "eagle" or draft_model is None:
         raise UnsupportedError(f"speculate {name.kind}:{name.source}: it needs a model that is loaded by name")
     return _open_draft_model(draft_model, engine, target, config, tokenizer)

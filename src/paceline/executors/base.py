@@ -27,6 +27,7 @@ class StepPlan:
     page_copies [n, 2] i32         (source, destination) pages to copy before anything else
     kv_writes   [n, 2] i32         (row, sequence): the row's keys and values are also written to that sequence's pages,
     at the row's position; ascending by row
+    features    [rows, width] f32  what the op of that name reads; None for models without it
 
     A row attends to positions 0..its own of its sequence (within the sliding window): earlier ones are read from pages,
     those of the same step are written first. So the branches of a tree of tokens are sequences too: each node is a row
@@ -41,6 +42,7 @@ class StepPlan:
     samples: SampleRows
     page_copies: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     kv_writes: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    features: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Executor(Protocol):
 
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step, valid until the next."""
+        ...
+
+    def hidden(self) -> NDArray[np.float32]:
+        """The residual stream [rows, hidden] after the last layer, before the final norm, of all rows of the last
+        step, valid until the next. It is what the head reads, so that it has the same bits on every path, too."""
         ...
 
     def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:

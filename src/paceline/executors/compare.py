@@ -120,7 +120,7 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         return np.asarray(inputs_slack + 16 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
         return _attention_bound(node, values[node.inputs[0].name], step)
-    if node.op in ("embed", "select_outputs"):
+    if node.op in ("embed", "features", "select_outputs"):
         return inherited
     width = values[node.inputs[0].name].shape[1]
     scale = np.abs(table) + (np.abs(table).max(axis=1, keepdims=True) if node.op == "rope_write" else 0.0)

@@ -36,6 +36,9 @@ class Lowered:
     places: dict[str, Place] = field(default_factory=dict)
     made_by: dict[str, int] = field(default_factory=dict)
     logits_buffer: int = NONE
+    hidden_buffer: int = NONE
+    features_buffer: int = NONE
+    embedding: PackedMatrix | None = None
 
 
 class Lowering:
@@ -62,6 +65,7 @@ class Lowering:
             if node.name not in self._fused:
                 getattr(self, f"_lower_{node.op}")(node)
         self.lowered.logits_buffer = self.lowered.places[self._graph.logits.name].buffer
+        self.lowered.hidden_buffer = self.lowered.places[self._graph.hidden.name].buffer
         self._program.sample(self.lowered.logits_buffer)
         return self.lowered
 
@@ -69,9 +73,15 @@ class Lowering:
 
     def _lower_embed(self, node: Node) -> None:
         (matrix,) = self._packed(node.weights)
+        self.lowered.embedding = matrix
         buffer = self._buffer("x", node.outputs[0])
         self._program.embed(self._matrix(matrix), buffer)
         self._made(node.outputs[0], Place(buffer))
+
+    def _lower_features(self, node: Node) -> None:
+        """No record: the executor fills the buffer before a step."""
+        self.lowered.features_buffer = self._buffer("features", node.outputs[0])
+        self._made(node.outputs[0], Place(self.lowered.features_buffer))
 
     def _lower_rms_norm(self, node: Node) -> None:
         value = node.outputs[0]
@@ -100,10 +110,13 @@ class Lowering:
             columns[name] = width
             width += -(-value.width // alignment) * alignment
         residual = reader if reader is not None and reader.op == "add" and len(node.outputs) == 1 else None
+        if residual is not None and residual.inputs[0] == node.outputs[0]:  # a sum begins with it: the next one adds
+            residual, role = None, "sum"
+        else:
+            role = "logits" if node.outputs[0] == self._graph.logits else f"linear{len(names)}"
         if residual is not None:
             buffer = self._place(residual.inputs[0]).buffer
         else:
-            role = "logits" if node.outputs[0] == self._graph.logits else f"linear{len(names)}"
             buffer = self._buffer(role, Value(role, width, node.outputs[0].rows))
         matrices = self._packed(names)
         firsts = [matrix.name.split("+")[0] for matrix in matrices]

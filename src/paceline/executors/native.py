@@ -11,7 +11,7 @@ from paceline import _native
 from paceline.config import EngineConfig, ModelConfig
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import StepPlan, StepResult
-from paceline.executors.lowering import Lowered, Lowering
+from paceline.executors.lowering import NONE, Lowered, Lowering
 from paceline.executors.weights import WeightLoader
 from paceline.kv.layout import KVLayout
 from paceline.models.registry import build_graph
@@ -50,7 +50,7 @@ class NativeExecutor:
         self.pages = program.kv()
         self.weight_bytes = weight_bytes
         self._config = config
-        self._num_outputs = 0
+        self._num_rows = self._num_outputs = 0
         self._page_table = np.zeros((1, 1), np.int32)
         self._tokens = np.zeros(self.max_outputs, np.int32)
         self._status = np.zeros(self.max_outputs, np.uint32)
@@ -60,14 +60,18 @@ class NativeExecutor:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, config: EngineConfig, pages_of: NativeExecutor | None = None
+        cls,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        pages_of: NativeExecutor | None = None,
+        embedding_of: NativeExecutor | None = None,
     ) -> NativeExecutor:
         """The checkpoint packed and lowered; ``config`` must name threads and KV memory (the pool takes whole pages of
         it).
 
         With ``pages_of`` it reads and writes the pool of that executor, which it keeps alive: keys and values of either
         are a context for the other. Only one of the two may run at a time. Raises ``UnsupportedError`` where their
-        pages differ.
+        pages differ. With ``embedding_of`` its embedding matrix is that executor's, in whatever format.
         """
         model = checkpoint.config
         _check_supported(model)
@@ -96,8 +100,10 @@ class NativeExecutor:
             kv_kind=config.kv_dtype,
             inverse_frequencies=inverse_frequencies(model.rope, model.head_dim).tolist(),
             pages_of=None if pages_of is None else pages_of.program,
+            num_logits=model.num_logits,
         )
-        loader = WeightLoader(checkpoint, graph, config, num_threads=num_threads)
+        embedding = None if embedding_of is None else embedding_of.lowered.embedding
+        loader = WeightLoader(checkpoint, graph, config, num_threads=num_threads, embedding=embedding)
         lowered = Lowering(program, graph, loader).run()
         return cls(program, graph, model, config, lowered, loader.packed_bytes)
 
@@ -114,7 +120,7 @@ class NativeExecutor:
         self.set_step(plan, top_tokens, top_logprobs)
         self.program.run()
         self.program.results(self._tokens, self._status, self._logprobs)
-        self._num_outputs = count
+        self._num_rows, self._num_outputs = len(plan.tokens), count
         return StepResult(
             SampledRows(
                 self._tokens[:count].copy(),
@@ -147,16 +153,29 @@ class NativeExecutor:
             top_logprobs,
         )
         self._page_table = page_table  # only now: a refused step leaves the one before as it was
+        self._set_features(plan)
+
+    def _set_features(self, plan: StepPlan) -> None:
+        buffer, features = self.lowered.features_buffer, plan.features
+        assert (buffer == NONE) == (features is None), "a plan has features where the graph reads them"
+        if features is not None:
+            rows, width = len(plan.tokens), self.model.hidden_size
+            assert features.shape == (rows, width), "a row of features for each token"
+            self.program.buffer(buffer, rows)[:, :width] = features
 
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step, valid until the next."""
-        return self.program.buffer(self.lowered.logits_buffer, self._num_outputs)[:, : self.model.vocab_size]
+        return self.program.buffer(self.lowered.logits_buffer, self._num_outputs)[:, : self.model.num_logits]
+
+    def hidden(self) -> NDArray[np.float32]:
+        """See ``Executor.hidden``: a view."""
+        return self.program.buffer(self.lowered.hidden_buffer, self._num_rows)[:, : self.model.hidden_size]
 
     def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
         """See ``Executor.probabilities``. The definition is ``sampling.distribution``; a weight is rounded to float32:
         ``csrc/kernels/distribution-inl.h`` has the bound. What is kept is what the native draw keeps.
         """
-        p = np.empty((len(outputs), self.model.vocab_size))
+        p = np.empty((len(outputs), self.model.num_logits))
         status = np.zeros(len(outputs), np.uint32)
         self.program.distributions(
             self.lowered.logits_buffer,
@@ -177,30 +196,7 @@ class NativeExecutor:
 
     def score(self, samples: SampleRows, outputs: Sequence[int]) -> SampledRows:
         """See ``Executor.score``."""
-        count, top = len(outputs), max(0, int(samples.rows["num_logprobs"].max(initial=0)))
-        sampled = SampledRows(
-            np.zeros(count, np.int32),
-            np.zeros(count, np.float32),
-            np.zeros((count, top), np.int32),
-            np.zeros((count, top), np.float32),
-            np.zeros(count, np.uint32),
-        )
-        _native.sample(
-            self.program.isa,
-            np.ascontiguousarray(self.logits()[list(outputs)]),
-            samples.rows.view(np.uint8),
-            samples.count_tokens,
-            samples.count_values,
-            samples.bias_tokens,
-            samples.bias_values,
-            samples.banned_tokens,
-            sampled.tokens,
-            sampled.logprobs,
-            sampled.top_tokens,
-            sampled.top_logprobs,
-            sampled.status,
-        )
-        return sampled
+        return sample_logits(self.program.isa, np.ascontiguousarray(self.logits()[list(outputs)]), samples)
 
     @property
     def workspace_bytes(self) -> int:
@@ -220,6 +216,34 @@ class NativeExecutor:
             "weights": self._config.weights,
             "kv_dtype": self.program.kv_kind,
         }
+
+
+def sample_logits(isa: str, logits: NDArray[np.float32], samples: SampleRows) -> SampledRows:
+    """What the records of ``samples`` choose and report from logits [outputs, vocab], one output after the other."""
+    count, top = len(logits), max(0, int(samples.rows["num_logprobs"].max(initial=0)))
+    sampled = SampledRows(
+        np.zeros(count, np.int32),
+        np.zeros(count, np.float32),
+        np.zeros((count, top), np.int32),
+        np.zeros((count, top), np.float32),
+        np.zeros(count, np.uint32),
+    )
+    _native.sample(
+        isa,
+        logits,
+        samples.rows.view(np.uint8),
+        samples.count_tokens,
+        samples.count_values,
+        samples.bias_tokens,
+        samples.bias_values,
+        samples.banned_tokens,
+        sampled.tokens,
+        sampled.logprobs,
+        sampled.top_tokens,
+        sampled.top_logprobs,
+        sampled.status,
+    )
+    return sampled
 
 
 def _check_supported(model: ModelConfig) -> None:

@@ -92,7 +92,8 @@ class ReferenceExecutor:
         self._weights = weights
         self._config = config
         self._activations: Literal["int8", "float"] = activations
-        self._logits: Table = np.zeros((0, model.vocab_size), np.float32)
+        self._logits: Table = np.zeros((0, model.num_logits), np.float32)
+        self._hidden: Table = np.zeros((0, model.hidden_size), np.float32)
 
     @classmethod
     def load(
@@ -125,6 +126,7 @@ class ReferenceExecutor:
             plan.logit_rows,
             self._activations,
             plan.kv_writes,
+            plan.features,
         )
 
     @staticmethod
@@ -140,15 +142,20 @@ class ReferenceExecutor:
             for value, table in zip(node.outputs, self.apply(node, values, step), strict=True):
                 values[value.name] = table
         self._logits = values[self.graph.logits.name]
+        self._hidden = values[self.graph.hidden.name]
         return StepResult(sample_reference(self._logits, plan.samples))
 
     def logits(self) -> NDArray[np.float32]:
         """Logits [outputs, vocab] of the last step."""
         return self._logits
 
+    def hidden(self) -> NDArray[np.float32]:
+        """See ``Executor.hidden``."""
+        return self._hidden
+
     def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
         """See ``Executor.probabilities``."""
-        p = np.empty((len(outputs), self.model.vocab_size))
+        p = np.empty((len(outputs), self.model.num_logits))
         for found, output in zip(p, outputs, strict=True):
             found[:] = probabilities(self._logits[output], samples.rows[output], samples)
         return p

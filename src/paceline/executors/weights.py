@@ -19,7 +19,16 @@ from paceline.weights.raw import Checkpoint, RawTensor
 class WeightLoader:
     """Packs matrices and widens vectors of one checkpoint, checking names and shapes against the graph."""
 
-    def __init__(self, checkpoint: Checkpoint, graph: Graph, config: EngineConfig, *, num_threads: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        graph: Graph,
+        config: EngineConfig,
+        *,
+        num_threads: int,
+        embedding: PackedMatrix | None = None,
+    ) -> None:
+        """With ``embedding`` that is the embedding matrix, and the checkpoint's is not read."""
         self._checkpoint = checkpoint
         self._graph = graph
         self._config = config
@@ -27,6 +36,7 @@ class WeightLoader:
         self._arena = WeightArena()
         self._model: ModelConfig = checkpoint.config
         self._tied_head: PackedMatrix | None = None
+        self._embedding = embedding
 
     @property
     def packed_bytes(self) -> int:
@@ -36,6 +46,9 @@ class WeightLoader:
     def matrices(self, names: Sequence[str]) -> list[PackedMatrix]:
         """The matrices, neighbours of one format merged along their outputs; see ``weights.packing.pack_tensors``."""
         specs = [self._graph.weights[name] for name in names]
+        if self._embedding is not None and specs[0].role == "embedding":
+            assert specs[0].shape == (self._embedding.num_outputs, self._embedding.num_inputs)
+            return [self._embedding]
         for spec in specs:
             self._check(spec)
         if len(names) == 1 and specs[0].role != "layer":

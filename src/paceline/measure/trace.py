@@ -132,6 +132,10 @@ class TracingExecutor:
         """Those of the executor below."""
         return self.executor.logits()
 
+    def hidden(self) -> NDArray[np.float32]:
+        """That of the executor below."""
+        return self.executor.hidden()
+
     def probabilities(self, samples: SampleRows, outputs: Sequence[int]) -> NDArray[np.float64]:
         """Those of the executor below."""
         return self.executor.probabilities(samples, outputs)

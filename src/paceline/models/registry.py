@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from paceline.config import ModelConfig
 from paceline.errors import UnsupportedError
-from paceline.models import llama, qwen
+from paceline.models import eagle, llama, qwen
 from paceline.ops.graph import Graph
 
 BUILDERS: dict[str, Callable[[ModelConfig], Graph]] = {
+    "eagle": eagle.build,
     "llama": llama.build,
     "qwen2": qwen.build_qwen2,
     "qwen3": qwen.build_qwen3,

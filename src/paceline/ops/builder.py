@@ -20,6 +20,10 @@ class GraphBuilder:
         self._weight(WeightSpec(weight, (vocab_size, width), role="embedding"))
         return self._append("embed", (), [("x", width)], weights=(weight,))[0]
 
+    def features(self, width: int) -> Value:
+        """A row of numbers for each of the step's tokens, which the plan brings."""
+        return self._append("features", (), [("features", width)])[0]
+
     def rms_norm(self, x: Value, weight: str, *, eps: float) -> Value:
         """x / sqrt(mean(x^2) + eps) * weight."""
         self._weight(WeightSpec(weight, (x.width,)))

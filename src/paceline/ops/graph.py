@@ -56,3 +56,9 @@ class Graph:
     nodes: tuple[Node, ...]
     weights: dict[str, WeightSpec]
     logits: Value
+
+    @property
+    def hidden(self) -> Value:
+        """The residual stream after the last layer: what ``select_outputs`` reads."""
+        (select,) = (node for node in self.nodes if node.op == "select_outputs")
+        return select.inputs[0]

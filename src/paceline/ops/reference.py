@@ -83,6 +83,7 @@ class Step:
     logit_rows: NDArray[np.int32]
     activations: Literal["int8", "float"] = "int8"
     kv_writes: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    features: Table | None = None
 
     def written(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
         """Where keys and values go, in order: rows, pages and places in a page. Each row to its own sequence, then
@@ -158,6 +159,13 @@ def rotate(x: Table, positions: NDArray[np.int32], frequencies: NDArray[np.float
 def embed(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     """Rows of the matrix for the step's tokens."""
     return [step.weights.values(node.weights[0])[step.tokens]]
+
+
+def features(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """The rows that the plan brings."""
+    assert step.features is not None, "the plan brings no features"
+    assert step.features.shape == (len(step.tokens), node.outputs[0].width), "a row of features for each token"
+    return [step.features]
 
 
 def _normalise(x: Table, weight: Table, eps: float) -> Table:

@@ -39,6 +39,7 @@ OPS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
         OpSpec("embed", "row of a matrix for each token", lambda node, context: 0, reference.embed),
+        OpSpec("features", "rows that the plan brings", lambda node, context: 0, reference.features),
         OpSpec("rms_norm", "x / sqrt(mean(x^2) + eps) * weight", _per_element(4), reference.rms_norm),
         OpSpec("linear", "x W^T + b", _linear_flops, reference.linear),
         OpSpec("rope_write", "norm and rotate heads, store keys and values", _per_element(6), reference.rope_write),

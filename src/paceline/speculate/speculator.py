@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from paceline.speculate.counts import SpeculationCounts
 from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter
+from paceline.speculate.hidden import HiddenObserver, HiddenRows
 from paceline.speculate.policy import Policy
 
 _T = TypeVar("_T")
@@ -91,6 +92,17 @@ class Speculator:
     def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
         """Learns what a step took; see ``Policy``."""
         self.policy.observe_step(num_rows, num_tokens_attended, elapsed_s)
+
+    @property
+    def observes_hidden(self) -> bool:
+        """Whether some drafter wants to know hidden states."""
+        return any(isinstance(drafter, HiddenObserver) for drafter in self.drafters)
+
+    def observe_hidden(self, step: Sequence[HiddenRows]) -> None:
+        """Tells drafters the hidden states that a step left; see ``HiddenObserver``."""
+        for drafter in list(self.drafters):
+            if isinstance(drafter, HiddenObserver):
+                self._guard(drafter, partial(drafter.observe_hidden, step))
 
     def finish(self, context: Context) -> SpeculationCounts:
         """Forgets a request that has ended, but for what its output teaches; returns what became of its drafts."""

@@ -35,7 +35,11 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         block |= {"attn_q_norm.weight": (config.head_dim,), "attn_k_norm.weight": (config.head_dim,)}
     shapes: dict[str, Shape] = {"token_embd.weight": (config.vocab_size, hidden), "output_norm.weight": (hidden,)}
     if not config.tie_embeddings:
-        shapes["output.weight"] = (config.vocab_size, hidden)
+        shapes["output.weight"] = (config.num_logits, hidden)
+    if config.architecture == "eagle":
+        shapes |= {"fc_embed.weight": (hidden, hidden), "fc_feature.weight": (hidden, hidden)}
+    if config.input_norms:
+        shapes |= {"embed_norm.weight": (hidden,), "feature_norm.weight": (hidden,)}
     for layer in range(config.num_layers):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
     return shapes
