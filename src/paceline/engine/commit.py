@@ -109,20 +109,21 @@ class Committer:
 
     def _accept_exact(self, request: Request, draft: Draft, step: StepOutputs, first: int) -> _Verified:
         """Stochastic acceptance."""
-
-        def p(row: int) -> NDArray[np.float64]:
-            step.check(first + row)
-            distribution: NDArray[np.float64] = self._executor.probabilities(step.plan.samples, [first + row])[0]
-            return distribution
-
         # After a row at which nothing can be drawn there is no distribution: the request fails if it gets there.
         reachable = [True]
         for parent in draft.parents:
             reachable.append(reachable[parent] and step.is_drawn(first + parent))
-        if not all(reachable):
-            draft = draft.keep([node for node in range(len(draft)) if reachable[node + 1]])
-        accepted = accept(draft, p, PhiloxChance(int(request.record["seed"][0]), len(request.tokens)))
-        rows = list(accepted.rows)
+        rows_of = [row for row, is_reachable in enumerate(reachable) if is_reachable]  # of the draft without the others
+
+        def p(row: int) -> NDArray[np.float64]:
+            output = first + rows_of[row]
+            step.check(output)
+            distribution: NDArray[np.float64] = self._executor.probabilities(step.plan.samples, [output])[0]
+            return distribution
+
+        chance = PhiloxChance(int(request.record["seed"][0]), len(request.tokens))
+        accepted = accept(draft.keep([row - 1 for row in rows_of[1:]]), p, chance)
+        rows = [rows_of[row] for row in accepted.rows]
         tokens = [*(draft.tokens[row - 1] for row in rows), accepted.token]
         sampled = step.sampled
         if request.logprobs is not None:
