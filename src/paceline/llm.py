@@ -396,11 +396,11 @@ class LLM:
     @contextlib.contextmanager
     def without_drafts(self) -> Iterator[None]:
         """While it lasts nothing is speculated, for any request: answers are the same, only their speed is not."""
-        before, self._engine.drafts = self._engine.drafts, False
+        self._engine.hold_drafts(True)
         try:
             yield
         finally:
-            self._engine.drafts = before
+            self._engine.hold_drafts(False)
 
     @property
     def memory(self) -> MemoryPlan:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.outputs import FinishReason, TokenLogprob, TopLogprob
-from paceline.engine.request import Request
+from paceline.engine.request import Request, mix_seed
 from paceline.errors import RequestError
 from paceline.executors.base import Executor, StepPlan, StepResult
 from paceline.kv.manager import KVManager
@@ -115,22 +115,31 @@ class Committer:
             reachable.append(reachable[parent] and step.is_drawn(first + parent))
         rows_of = [row for row, is_reachable in enumerate(reachable) if is_reachable]  # of the draft without the others
 
+        known: dict[int, NDArray[np.float64]] = {}
+        if draft.q is not None:  # then nearly all rows are needed, and the executor's threads share them
+            drawn = [row for row in range(len(rows_of)) if step.is_drawn(first + rows_of[row])]
+            rows = self._executor.probabilities(step.plan.samples, [first + rows_of[row] for row in drawn])
+            known = dict(zip(drawn, rows, strict=True))
+
         def p(row: int) -> NDArray[np.float64]:
             output = first + rows_of[row]
             step.check(output)
-            distribution: NDArray[np.float64] = self._executor.probabilities(step.plan.samples, [output])[0]
-            return distribution
+            if row not in known:
+                known[row] = self._executor.probabilities(step.plan.samples, [output])[0]
+            return known[row]
 
-        chance = PhiloxChance(int(request.record["seed"][0]), len(request.tokens))
+        # Of its own for each request: a drafter may propose what the same seed drew before, by the same numbers.
+        seed = mix_seed(int(request.record["seed"][0]), request.request_id)
+        chance = PhiloxChance(seed, len(request.tokens))
         accepted = accept(draft.keep([row - 1 for row in rows_of[1:]]), p, chance)
-        rows = [rows_of[row] for row in accepted.rows]
-        tokens = [*(draft.tokens[row - 1] for row in rows), accepted.token]
+        accepted_rows = [rows_of[row] for row in accepted.rows]
+        tokens = [*(draft.tokens[row - 1] for row in accepted_rows), accepted.token]
         sampled = step.sampled
         if request.logprobs is not None:
             forced = np.repeat(request.record, len(tokens))
             forced["forced"] = tokens
-            sampled = self._executor.score(SampleRows(forced), [first + row for row in [0, *rows]])
-        return _Verified(rows, tokens, sampled, range(len(tokens)))
+            sampled = self._executor.score(SampleRows(forced), [first + row for row in [0, *accepted_rows]])
+        return _Verified(accepted_rows, tokens, sampled, range(len(tokens)))
 
     def _append(
         self, request: Request, token: int, sampled: SampledRows, output: int, now_s: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,10 +85,11 @@ class Engine:
         self._python_s = self._executor_s = 0.0
         self._python_since_s: float | None = None  # None while there is no work
         self._speculator: Speculator | None = None
-        self.drafts = True
+        self._num_holding_back = 0
+        self._hold_lock = threading.Lock()
 
     def use_speculator(self, speculator: Speculator) -> None:
-        """Has decoding requests verify what it proposes, but while ``drafts`` is False."""
+        """Has decoding requests verify what it proposes, but between ``hold_back`` and ``let_go``."""
         self._speculator = speculator
 
     @property
@@ -186,7 +188,7 @@ class Engine:
                 request.started_s = since
         end = since
         if schedule.requests:
-            if self._speculator is not None and self.drafts:
+            if self._speculator is not None and self._num_holding_back == 0:
                 since += self._draft(self._speculator, schedule)
             plan = self._builder.build(schedule.requests)
             start = self._clock()
@@ -206,13 +208,12 @@ class Engine:
                 if self._speculator is not None and len(plan.logit_rows) == len(plan.tokens):
                     num_tokens = sum([len(request.tokens) for request in schedule.requests])
                     self._speculator.observe_step(len(plan.tokens), num_tokens, end - start)
-                self._pacer.observe(len(schedule.requests), len(plan.tokens), end - start)
+                num_drafted = sum([len(r.draft) for r in schedule.requests if r.draft is not None])
+                self._pacer.observe(len(schedule.requests), len(plan.tokens) - num_drafted, end - start)
                 updates += self._commit(plan, schedule, result, end)
             self.scheduler.kv.finish_step()
-            if result is not None and len(plan.logit_rows) < len(
-                plan.tokens
-            ):  # a page takes a ms: seen beside a decode
-                self.scheduler.kv.persist(1)
+            if result is not None and len(plan.logit_rows) < len(plan.tokens):
+                self.scheduler.kv.persist(1)  # a page takes a ms: seen beside a decode, not beside a prompt
         else:
             assert schedule.failed or not self.has_work, "the scheduler is stuck"
         if self.has_work:
@@ -257,6 +258,7 @@ class Engine:
             try:
                 reason = self._committer.commit(request, step, first, output)
             except Exception as error:  # a tokenizer that fails on one token must not stop the other requests
+                self._output_tokens += len(request.tokens) - num_before
                 updates.append(self._fail(request, error))
                 continue
             self._output_tokens += len(request.tokens) - num_before

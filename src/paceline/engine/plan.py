@@ -219,11 +219,9 @@ class PlanBuilder:
         end = 0
         for request in requests:
             end += request.num_outputs
-            draft = request.draft
-            if draft is not None:
-                for row in range(len(draft) + 1):
-                    path = [draft.tokens[node - 1] for node in draft.path(row)]
-                    request.add_lists(lists, end - len(draft) - 1 + row, path)
+            if request.draft is not None:
+                if not request.is_plain:
+                    request.add_draft_lists(lists, end - request.num_outputs, request.draft)
             elif request.num_outputs > 0 and request.num_computed + request.num_scheduled == len(request.tokens):
                 request.add_lists(lists, end - 1)
         return lists.build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,14 @@ def choice_seed(seed: int, choice: int) -> int:
     return seed if choice == 0 else mix_seed(seed, choice)
 
 
+class CountedPath(NamedTuple):
+    """What the penalties need after some tokens more than a request has; ``new`` are those that it has not."""
+
+    tokens: NDArray[np.int32]
+    values: NDArray[np.int32]
+    new: tuple[int, ...]
+
+
 class TokenCounts:
     """Distinct tokens of a request and how often each is in its output: what the penalties need. Grows in place."""
 
@@ -53,17 +62,23 @@ class TokenCounts:
             self._tokens[at] = token
         self._values[at] += 1
 
-    def after(self, path: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens and values as they were if ``path`` were counted as well. Does not modify the counts."""
-        if not path:
-            return self.tokens, self.values
-        more = [token for token in dict.fromkeys(path) if token not in self._index]
-        tokens = np.concatenate([self.tokens, np.array(more, np.int32)])
-        values = np.concatenate([self.values, np.zeros(len(more), np.int32)])
-        places = {token: len(self._index) + at for at, token in enumerate(more)}
+    def after(self, path: Sequence[int]) -> CountedPath:
+        """The counts as they were if ``path`` were counted as well. Does not modify them."""
+        counted = CountedPath(self.tokens, self.values, ())
         for token in path:
-            values[places[token] if token in places else self._index[token]] += 1
-        return tokens, values
+            counted = self.after_next(counted, token)
+        return counted
+
+    def after_next(self, counted: CountedPath, token: int) -> CountedPath:
+        """The counts of a path and one more token. Does not modify either."""
+        tokens, values, new = counted.tokens, counted.values.copy(), counted.new
+        at = self._index.get(token)
+        if at is None:
+            if token not in new:
+                tokens, values, new = np.append(tokens, np.int32(token)), np.append(values, np.int32(0)), (*new, token)
+            at = len(self._index) + new.index(token)
+        values[at] += 1
+        return CountedPath(tokens, values, new)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -229,10 +244,25 @@ class Request:
         """Adds to ``lists`` what penalises, biases and bans the token that follows ``tokens`` and ``path``, which is
         drawn at the step's output number ``output``."""
         if self.counts is not None:
-            lists.add_counts(output, *self.counts.after(path))
+            tokens, values, _ = self.counts.after(path)
+            lists.add_counts(output, tokens, values)
+        self._add_fixed_lists(lists, output, len(path))
+
+    def add_draft_lists(self, lists: ListsBuilder, output: int, draft: Draft) -> None:
+        """As ``add_lists`` for row 0 of a draft, whose output is number ``output``, and for each of its nodes."""
+        counted = [] if self.counts is None else [self.counts.after(())]
+        for row, depth in enumerate([0, *draft.depths()]):
+            if self.counts is not None:
+                if row > 0:
+                    counted.append(self.counts.after_next(counted[draft.parents[row - 1]], draft.tokens[row - 1]))
+                lists.add_counts(output + row, counted[row].tokens, counted[row].values)
+            self._add_fixed_lists(lists, output + row, depth)
+
+    def _add_fixed_lists(self, lists: ListsBuilder, output: int, depth: int) -> None:
+        """Biases and bans of the token that follows ``depth`` more than there are."""
         if self.bias is not None:
             lists.add_bias(output, *self.bias)
-        if self.banned is not None and self.num_output + len(path) < self.params.min_tokens:
+        if self.banned is not None and self.num_output + depth < self.params.min_tokens:
             lists.add_banned(output, self.banned)
 
     @property

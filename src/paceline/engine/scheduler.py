@@ -93,6 +93,8 @@ class Scheduler:
         """The next step, with at most ``max_prefill_rows`` rows of prompts beside answers that somebody watches. Empty
         only when nothing waits or runs, or all that did has failed."""
         schedule = Schedule()
+        if self.waiting:
+            self._take_back_draft_pages()
         budget, outputs = self.token_budget, self.max_outputs
         prefills: list[Request] = []
         capacity = self.kv.capacity
@@ -246,6 +248,8 @@ class Scheduler:
         self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
         self.kv.slide(request.slot, request.num_computed)
         while not self.kv.grow(request.slot, num_tokens):
+            if self._take_back_draft_pages():
+                continue
             victim = min(self.running, key=lambda r: (self._work_to_lose(r), -r.request_id))
             self._preempt(victim)
             if victim is request:

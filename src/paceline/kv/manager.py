@@ -179,6 +179,17 @@ class KVManager:
         self.num_changes += 1
         return True
 
+    def shrink(self, slot: int, num_tokens: int) -> None:
+        """Gives up the pages that a sequence of ``num_tokens`` does not need: drafts that were refused got them."""
+        sequence = self._sequence(slot)
+        keep = pages_for(num_tokens)
+        for page in reversed(sequence.pages[keep:]):
+            assert page is not None
+            self.tree.unlock(page)
+        del sequence.pages[keep:]
+        self.capacity[slot] = keep * PAGE_TOKENS
+        self.num_changes += 1
+
     def fork(self, slot: int, num_computed: int, num_tokens: int) -> Fork | None:
         """A branch of a sequence from token ``num_computed`` on, with pages of its own for up to ``num_tokens``; what
         its first page holds already is copied before the step computes anything. None, and nothing changed but the

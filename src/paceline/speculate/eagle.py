@@ -195,6 +195,7 @@ class EagleDrafter:
 
     name = "eagle"
     is_free = False
+    catch_up_s = 0.0
 
     def __init__(
         self,

@@ -137,10 +137,15 @@ def _accepted_child(draft: Draft, row: int, p: Distribution, chance: Chance) -> 
     rejected: list[int] = []
     for child in draft.children(row):
         x = draft.tokens[child - 1]
-        q = _proposal(draft, child - 1, rejected, len(p))
-        if chance.happens(_ratio(p[x], q[x])):
-            return child, p
-        p = _residual(p, q)
+        if draft.q is None or draft.q[child - 1] is None:  # as below with q 1 at x, without writing it down
+            if chance.happens(float(p[x])):
+                return child, p
+            p = _without(p, x)
+        else:
+            q = _proposal(draft, child - 1, rejected, len(p))
+            if chance.happens(_ratio(p[x], q[x])):
+                return child, p
+            p = _residual(p, q)
         rejected.append(x)
     return None, p
 
@@ -175,6 +180,15 @@ def _residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribu
     is as good.
     """
     rest: Distribution = np.maximum(weight * p - q, 0.0)
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
+
+
+def _without(p: Distribution, x: int) -> Distribution:
+    """p without x, normalised: the residual of a certain proposal. Where nothing is left nothing is rejected; should
+    rounding do it all the same, p is as good."""
+    rest = p.copy()
+    rest[x] = 0.0
     mass = rest.sum()
     return rest / mass if mass > 0 else p
 
