@@ -34,10 +34,11 @@ class DraftMachine(RuleBasedStateMachine):
         self.max_sequences = max_sequences
         self.requests: list[SmallRequest] = []
         self.drafts: dict[int, list[int]] = {}
+        self.said: list[list[int]] = []  # everything that was drafted, behind what it followed
         self.num_made = 0
 
     @rule(
-        num_tokens=st.integers(1, 140),
+        num_tokens=st.sampled_from([1, 5, 28, 30, 31, 33, 60, 62, 64, 90, 126, 140]),
         branch=st.sampled_from([0, 30, 64, 100, 300]),
         domain=st.sampled_from([b"", b"", b"x"]),
         penalty=st.sampled_from([1.0, 1.0, 3.0]),
@@ -62,12 +63,20 @@ class DraftMachine(RuleBasedStateMachine):
             self.drafts[request.request_id] = []
             if draft is not None:
                 self.drafts[request.request_id] = chain_of(draft)
+                self.said.append([*request.tokens, *self.drafts[request.request_id]])
                 expected, _ = drafted_alone(request, limit, window=self.window)
                 assert chain_of(draft) == expected[: len(draft)]
                 assert len(draft) == limit or not self.is_roomy
 
+    @precondition(lambda self: self.said)
+    @rule(data=st.data(), token=st.integers(0, VOCAB - 1))
+    def add_what_was_drafted(self, data: st.DataObject, token: int) -> None:
+        said = self.said.pop(data.draw(st.integers(0, len(self.said) - 1)))
+        self.requests.append(SmallRequest([*said, token], self.num_made))
+        self.num_made += 1
+
     @precondition(lambda self: self.requests)
-    @rule(data=st.data(), num_accepted=st.integers(0, 9), more=st.lists(st.integers(0, VOCAB - 1), max_size=3))
+    @rule(data=st.data(), num_accepted=st.integers(0, 4), more=st.lists(st.integers(0, VOCAB - 1), max_size=6))
     def accept(self, data: st.DataObject, num_accepted: int, more: list[int]) -> None:
         request = data.draw(st.sampled_from(self.requests))
         request.tokens += [*self.drafts.pop(request.request_id, [])[:num_accepted], *more]

@@ -79,6 +79,52 @@ def test_requests_with_one_prompt_compute_its_whole_pages_once() -> None:
     pages.kv.check()
 
 
+def test_refused_tokens_are_computed_again() -> None:
+    drafter, pages = drafter_of(FakeExecutor())
+    request = SmallRequest(some_tokens(60))
+    (draft,) = drafter.propose([request], [9])
+    taken, *refused = chain_of(draft)
+    request.tokens += [taken, *((token + 1) % VOCAB for token in refused[:4])]
+    (draft,) = drafter.propose([request], [3])
+    assert chain_of(draft) == drafted_alone(request, 3)[0]
+    pages.kv.check()
+
+
+def test_a_page_that_is_copied_is_copied_once() -> None:
+    drafter, pages = drafter_of(FakeExecutor())
+    first = SmallRequest(some_tokens(50))
+    drafter.propose([first], [1])
+    drafter.finish(first)
+    request = SmallRequest(first.tokens[:45], request_id=1)
+    (draft,) = drafter.propose([request], [6])
+    assert chain_of(draft) == drafted_alone(request, 6)[0]
+    pages.kv.check()
+
+
+def test_a_sliding_window_gives_pages_up_and_no_draft_misses_them() -> None:
+    window = 40
+    drafter, pages = drafter_of(FakeExecutor(model=tiny_model(VOCAB, 500, window), num_pages=20))
+    request = SmallRequest(some_tokens(170))
+    for _ in range(12):
+        (draft,) = drafter.propose([request], [9])
+        assert chain_of(draft) == drafted_alone(request, 9, window=window)[0]
+        request.tokens += [*chain_of(draft)[:6], *some_tokens(5)]
+        pages.kv.check()
+    (slot,) = [slot for slot, capacity in enumerate(pages.kv.capacity) if capacity]
+    assert pages.kv.pages(slot)[:4] == (None,) * 4
+
+
+def test_tokens_that_were_only_drafted_are_not_cached() -> None:
+    drafter, _ = drafter_of(FakeExecutor())
+    request = SmallRequest(some_tokens(62))
+    (draft,) = drafter.propose([request], [9])
+    other = SmallRequest([*request.tokens, *chain_of(draft)[:5]], request_id=1)
+    request.tokens += [(token + 1) % VOCAB for token in chain_of(draft)[:4]]
+    drafter.propose([request], [1])  # overwrites what was drafted, in a page that ``other`` would begin with
+    (draft,) = drafter.propose([other], [3])
+    assert chain_of(draft) == drafted_alone(other, 3)[0]
+
+
 def test_nothing_crosses_domains() -> None:
     executor = FakeExecutor()
     drafter, _ = drafter_of(executor)
@@ -302,14 +348,14 @@ def test_a_draft_is_as_long_as_its_pages() -> None:
 def test_a_failing_step_raises_and_leaves_nothing_wrong() -> None:
     executor = FlakyExecutor()
     drafter, pages = drafter_of(executor)
-    one, other = SmallRequest(some_tokens(70), request_id=0), SmallRequest(some_tokens(70), request_id=1)
+    one, other = SmallRequest(some_tokens(70), request_id=0), SmallRequest(some_tokens(70, seed=1), request_id=1)
     drafter.propose([one], [3])
     executor.fails = True
     with pytest.raises(RuntimeError, match="told to"):
         drafter.propose([other, one], [3, 3])
     pages.kv.check()
     drafts = drafter.propose([one, other], [3, 3])
-    assert [chain_of(draft) for draft in drafts] == [drafted_alone(one, 3)[0]] * 2
+    assert [chain_of(draft) for draft in drafts] == [drafted_alone(request, 3)[0] for request in (one, other)]
     drafter.finish(one)
     drafter.finish(other)
     pages.kv.check()

@@ -176,6 +176,29 @@ class FixedDrafter:
         """Keeps nothing."""
 
 
+class OnceDrafter(FixedDrafter):
+    """Proposes once, when a request has so many tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__((1,) * 12, tuple(range(12)))
+        self._num_tokens = num_tokens
+
+    def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+        """The chain, or nothing."""
+        return [self._draft if len(context.tokens) == self._num_tokens else None for context in contexts]
+
+
+@pytest.mark.parametrize("num_tokens", [24, 28, 31, 32, 33])
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_plain_steps_cross_into_a_page_that_a_draft_has_got(num_tokens: int, num_requests: int) -> None:
+    prompts = PROMPTS[3:4] + PROMPTS[:1] + PROMPTS[5:6]
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    engine = make_engine()
+    engine.use_speculator(Speculator([OnceDrafter(num_tokens)], TakeAll(), vocab_size=VOCAB))
+    got = run(engine, [engine.make_request(prompt, params) for prompt in prompts[:num_requests]])
+    assert [one.token_ids for one in got] == [reference_tokens(prompt, 50) for prompt in prompts[:num_requests]]
+
+
 class BrokenDrafter:
     """Raises."""
 

@@ -89,8 +89,13 @@ class Engine:
         self._hold_lock = threading.Lock()
 
     def use_speculator(self, speculator: Speculator) -> None:
-        """Has decoding requests verify what it proposes, but between ``hold_back`` and ``let_go``."""
+        """Has decoding requests verify what it proposes."""
         self._speculator = speculator
+
+    def hold_drafts(self, hold: bool) -> None:
+        """Has nothing drafted from now on, until as many have said False as have said True. From any thread."""
+        with self._hold_lock:
+            self._num_holding_back += 1 if hold else -1
 
     @property
     def max_speculated_rows(self) -> int:

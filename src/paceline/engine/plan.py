@@ -50,6 +50,9 @@ class PlanBuilder:
         self._last: StepPlan | None = None  # the plan before, when it only decoded plain requests
         self._last_requests: list[Request] = []
         self._last_changes = 0
+        self._last_moves = (
+            0  # tokens that are left on the pages in its table: a draft may have got the next one already
+        )
         self._tokens = np.zeros(max_rows, np.int32)
         self._positions = np.zeros(max_rows, np.int32)
         self._row_starts = np.zeros(max_rows + 1, np.int32)
@@ -73,6 +76,7 @@ class PlanBuilder:
             self._last is not None
             and requests == self._last_requests
             and self._kv.num_changes == self._last_changes
+            and self._last_moves > 0
             and all(request.draft is None for request in requests)
         ):
             return self._move_on(self._last, requests)
@@ -114,10 +118,12 @@ class PlanBuilder:
         decodes = plain and num_rows == len(requests) and all(r.num_computed + 1 == len(r.tokens) for r in requests)
         self._last = plan if decodes and not self._kv.page_copies else None
         self._last_requests, self._last_changes = requests, self._kv.num_changes
+        self._last_moves = num_pages * PAGE_TOKENS - 1 - last
         return plan
 
     def _move_on(self, plan: StepPlan, requests: Sequence[Request]) -> StepPlan:
         """The plan before, one token later."""
+        self._last_moves -= 1
         if len(requests) == 1:
             request = requests[0]
             position = request.num_computed

@@ -118,6 +118,7 @@ class Request:
     num_cached     of its prompt, what it found in the cache when it first ran
     num_lost       computed when it was preempted;  num_wasted  of these, what had to be computed again
     num_passed     requests that were admitted before it though they came later
+    num_published  whole pages of its answer that the prefix cache knows, as the scheduler remembers it
     draft          what is verified in the step under way: its rows follow the one of the last token
     forks          a branch of the page table for each of ``draft.branch_starts()`` but the first
     """
@@ -145,6 +146,7 @@ class Request:
         "num_passed",
         "num_preemptions",
         "num_prompt",
+        "num_published",
         "num_scheduled",
         "num_streamed",
         "num_wasted",
@@ -193,6 +195,7 @@ class Request:
         self.slot: int | None = None
         self.num_scheduled = 0
         self.num_outputs = 0
+        self.num_published = 0
         self.draft: Draft | None = None
         self.forks: list[Fork] = []
         self.speculation: SpeculationCounts | None = None

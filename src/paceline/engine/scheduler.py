@@ -106,8 +106,11 @@ class Scheduler:
             if num_tokens - request.num_computed > 1:
                 prefills.append(request)
                 continue
-            if capacity[slot] < num_tokens and not self._make_room(request, schedule):
-                continue
+            if capacity[slot] < num_tokens:
+                if not self._make_room(request, schedule):
+                    continue
+            elif request.num_computed // PAGE_TOKENS > request.num_published:  # a draft has got its pages before
+                self._publish(request, slot)
             request.num_scheduled = request.num_outputs = 1
             schedule.requests.append(request)
         # Preemption may have taken decodes out again, so what is left is counted only here.
@@ -149,7 +152,6 @@ class Scheduler:
         draft = draft.in_branches()
         depths = draft.depths()
         starts = [*draft.branch_starts(), len(draft) + 1]
-        self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
         num_rows = min(starts[1] - 1, self._depth_that_fits(request.slot, num_tokens, starts[1] - 1)) + 1
         if num_rows == starts[1]:  # all of the first branch; the others have pages of their own
             for end in starts[2:]:
@@ -245,8 +247,7 @@ class Scheduler:
             self._free(request)
             self._fail(request, schedule)
             return False
-        self.kv.publish(request.slot, request.tokens, request.num_computed, is_computed=True)
-        self.kv.slide(request.slot, request.num_computed)
+        self._publish(request, request.slot)
         while not self.kv.grow(request.slot, num_tokens):
             if self._take_back_draft_pages():
                 continue
@@ -257,6 +258,25 @@ class Scheduler:
             if victim in schedule.requests:
                 schedule.requests.remove(victim)
         return True
+
+    def _take_back_draft_pages(self) -> bool:
+        """Frees what running requests hold beyond their tokens; whether there was any."""
+        found = False
+        for request in self.running:
+            slot = request.slot
+            if slot is not None and self.kv.capacity[slot] - len(request.tokens) >= PAGE_TOKENS:
+                self.kv.shrink(slot, len(request.tokens))
+                found = True
+        return found
+
+    def _publish(self, request: Request, slot: int) -> None:
+        """Puts the whole pages of a decoding request into the tree, and gives up those that it sees no more.
+
+        Before prefills of the step publish theirs, which it may fail to compute: nothing computed may hang on those.
+        """
+        self.kv.publish(slot, request.tokens, request.num_computed, is_computed=True)
+        self.kv.slide(slot, request.num_computed)
+        request.num_published = request.num_computed // PAGE_TOKENS
 
     def _work_to_lose(self, request: Request) -> int:
         """Computed tokens of a running request that no other running request has in common with it."""
@@ -286,6 +306,7 @@ class Scheduler:
         request.slot = None
         request.num_computed = 0
         request.num_scheduled = request.num_outputs = 0
+        request.num_published = 0
         request.draft = None
         request.forks.clear()
 

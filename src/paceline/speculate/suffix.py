@@ -141,7 +141,7 @@ class SuffixDrafter:
     is_free = True
     catch_up_s = 0.0
 
-    def __init__(self, *, max_branches: int = 1, domain_tokens: int = 65536, max_domains: int = 8) -> None:
+    def __init__(self, *, max_branches: int = 1, domain_tokens: int = 16384, max_domains: int = 8) -> None:
         assert max_branches >= 1
         assert domain_tokens >= 4
         assert max_domains >= 1
