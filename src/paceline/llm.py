@@ -115,7 +115,7 @@ class LLM:
             raise ParameterError("context_length", context_length, allowed)
         if config.speculate in (None, "auto"):
             config = dataclasses.replace(config, speculate="auto" if executor == "native" else "off")
-        draft_model = find_draft_model(checkpoint, config, context_length)
+        draft_model = find_draft_model(checkpoint, config, context_length, machine.available_bytes)
         eagle_head = find_eagle_head(checkpoint, config, context_length)
         draft_bytes = sum(part.num_bytes for part in (draft_model, eagle_head) if part is not None)
         memory = plan_memory(

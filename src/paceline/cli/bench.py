@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _count(verify, "--depth", 64, "tokens in the cache")
     _count(verify, "--max-rows", 64, "largest pass")
 
-    speculate = _workload(workloads, "speculate", "what drafts gain, by category of prompts", runs=None)
+    speculate = _workload(workloads, "speculate", "what drafts gain, by category of prompts", runs=1, warm_up=False)
     speculate.add_argument(
         "--data", type=Path, metavar="FILE", help='JSON lines with "category" and "turns" (default: a few prompts)'
     )
@@ -113,7 +113,8 @@ def summary(document: Mapping[str, Any]) -> list[str]:
     unit, digits = next(shown for ending, shown in UNITS.items() if document["metric"].endswith(ending))
     lines = [
         f"{bold(document['metric'], sys.stdout)}  {document['median']:,.{digits}f} {unit}"
-        f"  ({document['min']:,.{digits}f} to {document['max']:,.{digits}f} in {len(document['runs'])} runs)",
+        f"  ({document['min']:,.{digits}f} to {document['max']:,.{digits}f} in {len(document['runs'])} "
+        f"{'categories' if 'categories' in document else 'runs'})",
         f"limit here      {limit['limit_tokens_per_s']:,.0f} tok/s, of which {limit['fraction']:.0%} is reached: "
         f"{limit['bytes_per_token'] / 1e6:,.1f} MB a token at {limit['bandwidth_gb_s']:.1f} GB/s, "
         f"int8 peak {limit['int8_gops']:,.0f} GOPS",
@@ -180,14 +181,11 @@ def _count(parser: Any, flag: str, default: int, text: str) -> None:
     parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default {default})")
 
 
-def _workload(
-    workloads: Any, name: str, text: str, *, runs: int | None, warm_up: bool = True
-) -> argparse.ArgumentParser:
+def _workload(workloads: Any, name: str, text: str, *, runs: int, warm_up: bool = True) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = workloads.add_parser(name, help=text, description=f"Measures {text}.")
     add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    if runs is not None:
-        _count(parser, "--runs", runs, "runs after a warm-up" if warm_up else "runs")
+    _count(parser, "--runs", runs, "runs after a warm-up" if warm_up else "runs")
     parser.add_argument(
         "--record",
         type=Path,
@@ -347,6 +345,7 @@ def _speculate(args: argparse.Namespace) -> Measurement:
             num_new=args.new_tokens,
             temperature=args.temperature,
             concurrency=args.concurrency,
+            num_runs=args.runs,
             report=progress.update,
         )
 

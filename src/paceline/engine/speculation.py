@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.config import DrafterName, EngineConfig, parse_speculate
+from paceline.config import WEIGHT_FORMATS, DrafterName, EngineConfig, parse_speculate
 from paceline.engine.detokenize import TokenText
 from paceline.engine.eagle_head import EagleHead
 from paceline.engine.engine import Engine
-from paceline.engine.memory import weight_bytes
+from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, pages_for
@@ -26,6 +26,12 @@ from paceline.speculate.speculator import Speculator
 from paceline.speculate.suffix import SuffixDrafter
 from paceline.weights.gguf import GGUFCheckpoint
 from paceline.weights.safetensors import HuggingFaceCheckpoint
+
+DRAFT_KV_SHARE = 8
+"""Part of the available memory that a draft model's keys and values may take: one of so many."""
+
+FULL_CONTEXTS = 8
+"""More whole contexts than these are seldom used at a time."""
 
 NUM_ROWS_TO_KEEP = 16
 """A table of less was measured in a hurry, on a machine that was busy: it is not kept for the next start."""
@@ -45,13 +51,19 @@ class DraftModel:
     @property
     def num_bytes(self) -> int:
         """What it takes of the memory: weights, and keys and values where it has its own."""
-        return weight_bytes(self.checkpoint, self.config) + (0 if self.is_target else self.config.kv_memory_bytes or 0)
+        own_kv = 0 if self.is_target else self.config.kv_memory_bytes or 0
+        workspace = workspace_bytes(self.checkpoint.config, self.config)
+        return weight_bytes(self.checkpoint, self.config) + workspace + own_kv
 
 
 def find_draft_model(
-    checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint, config: EngineConfig, context_length: int
+    checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint,
+    config: EngineConfig,
+    context_length: int,
+    available_bytes: int,
 ) -> DraftModel | None:
-    """The model that ``config.speculate`` names as drafter of ``checkpoint``, not loaded yet; None without one.
+    """The model that ``config.speculate`` names as drafter of ``checkpoint``, not loaded yet; None without one. Its own
+    keys and values get a part of ``available_bytes``, but room for one whole context.
 
     Raises ``ParameterError`` for weights that do not exist, and what opening a model raises.
     """
@@ -66,16 +78,22 @@ def find_draft_model(
     source = names[0]
     if source.startswith(SELF):
         weights = source.removeprefix(SELF)
-        as_target = dataclasses.replace(config, weights=weights, head_bits=None)  # type: ignore[arg-type]  # validates
+        if weights not in WEIGHT_FORMATS:
+            allowed = f"draft:self: and one of {', '.join(WEIGHT_FORMATS)}"
+            raise ParameterError("speculate", config.speculate, allowed)
+        as_target = dataclasses.replace(config, weights=weights, head_bits=None)
         return DraftModel(checkpoint, as_target, is_target=True)
     draft = open_checkpoint(resolve_model(source))
-    layout = KVLayout.of(draft.config, config.kv_dtype)
+    own_length = min(context_length, draft.config.context_length)
+    page_bytes = KVLayout.of(draft.config, config.kv_dtype).page_bytes
+    most = available_bytes // DRAFT_KV_SHARE // page_bytes
+    num_pages = max(pages_for(own_length), min(most, pages_for(own_length) * min(config.max_batch, FULL_CONTEXTS)))
     own = dataclasses.replace(
         config,
         weights="native",
         head_bits=None,
-        context_length=min(context_length, draft.config.context_length),
-        kv_memory_bytes=pages_for(context_length) * min(config.max_batch, 8) * layout.page_bytes,
+        context_length=own_length,
+        kv_memory_bytes=num_pages * page_bytes,
     )
     return DraftModel(draft, own, is_target=False)
 

@@ -8,6 +8,8 @@ repeats itself flatters drafts that look things up.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -52,8 +54,8 @@ class Category:
     num_equal: int = 0
     four_grams: list[tuple[int, ...]] = field(default_factory=list)
 
-    def document(self) -> dict[str, Any]:
-        """As plain data for JSON."""
+    def document(self, *, is_random: bool) -> dict[str, Any]:
+        """As plain data for JSON. ``is_random``: answers need not be equal, so nothing is said about that."""
         return {
             "speedup": _rate(self.drafted_tokens, self.drafted_s) / _rate(self.plain_tokens, self.plain_s),
             "end_to_end_speedup": _rate(self.drafted_tokens, self.drafted_all_s)
@@ -62,7 +64,7 @@ class Category:
             "plain_tokens_per_s": _rate(self.plain_tokens, self.plain_s),
             "mean_accepted_length": self.drafted_tokens / max(1, self.passes),
             "distinct_4": len(set(self.four_grams)) / max(1, len(self.four_grams)),
-            "tokens_equal": self.num_equal == self.num_answers,
+            "tokens_equal": None if is_random else self.num_equal == self.num_answers,
             "answers": self.num_answers,
         }
 
@@ -120,28 +122,36 @@ def measure_speculation(
     num_new: int = 256,
     temperature: float = 0.0,
     concurrency: int = 1,
+    num_runs: int = 1,
     report: Report = quiet,
     probe: PeaksProbe = measure_peaks,
 ) -> Measurement:
     """How many times faster decoding is with drafts, as the mean over categories.
 
     Each answer is given without drafts and with them, in turns, which of them first alternating, both after the same
-    conversation. Nothing that one of them computed or said is known to the other. ``concurrency`` requests of a
-    category run at a time.
+    conversation. A conversation knows only itself: what was said in others, in other runs or without drafts is in other
+    cache domains, for the prefix cache and for drafters. ``concurrency`` requests of a category run at a time, and the
+    whole is done ``num_runs`` times.
     """
     if llm.chat_template is None:
         raise ParameterError("model", "this model", "one with a chat template")
+    if num_new < 2:
+        raise ParameterError("new_tokens", num_new, "at least 2: the first token's time is the prompt's")
+    if llm.path()["speculation"] == "off":
+        raise ParameterError("speculate", "off", "somebody who drafts: that is what is measured")
     categories: dict[str, Category] = {}
     for one in conversations:
         categories.setdefault(one.category, Category())
     params = SamplingParams(temperature=temperature, max_tokens=num_new, seed=1)
-    domains = cold_domain(), cold_domain()
-    _answer(llm, [list(range(8))], dataclasses.replace(params, max_tokens=16), cold_domain())  # warms up
+    _answer(llm, [list(range(8))], dataclasses.replace(params, max_tokens=16), [cold_domain()])  # warms up
     groups = list(_groups(conversations, concurrency))
-    for index, group in enumerate(groups):
-        _measure_group(llm, group, params, domains, categories[group[0].category], drafted_first=index % 2 == 1)
-        report(index + 1, len(groups))
-    documents = {name: category.document() for name, category in categories.items()}
+    for run in range(num_runs):
+        for index, group in enumerate(groups):
+            sums = categories[group[0].category]
+            _measure_group(llm, group, params, sums, alone=concurrency == 1, drafted_first=(run + index) % 2 == 1)
+            report(run * len(groups) + index + 1, num_runs * len(groups))
+    exact = temperature > 0 and llm.config.acceptance == "exact"
+    documents = {name: category.document(is_random=exact) for name, category in categories.items()}
     speedups = [document["speedup"] for document in documents.values()]
     plain_rate = statistics.mean(document["plain_tokens_per_s"] for document in documents.values())
     return Measurement(
@@ -157,6 +167,7 @@ def measure_speculation(
             "temperature": temperature,
             "concurrency": concurrency,
             "new_tokens": num_new,
+            "num_runs": num_runs,
         },
     )
 
@@ -175,11 +186,12 @@ def _measure_group(
     llm: LLM,
     group: Sequence[Conversation],
     params: SamplingParams,
-    domains: tuple[str, str],
     sums: Category,
     *,
+    alone: bool,
     drafted_first: bool,
 ) -> None:
+    domains = {drafted: [cold_domain() for _ in group] for drafted in (False, True)}
     messages: list[list[dict[str, str]]] = [[] for _ in group]
     for turn in range(len(group[0].turns)):
         for said, one in zip(messages, group, strict=True):
@@ -187,12 +199,9 @@ def _measure_group(
         prompts = [_fitting(llm, llm.chat_tokens(said), params.max_tokens or 1) for said in messages]
         answers: dict[bool, tuple[list[Completion], float]] = {}
         for drafted in (drafted_first, not drafted_first):
-            if drafted:
-                answers[drafted] = _answer(llm, prompts, params, domains[1])
-            else:
-                with llm.without_drafts():
-                    answers[drafted] = _answer(llm, prompts, params, domains[0])
-        _add(sums, *answers[False], *answers[True])
+            with contextlib.nullcontext() if drafted else llm.without_drafts():
+                answers[drafted] = _answer(llm, prompts, params, domains[drafted])
+        _add(sums, *answers[False], *answers[True], alone=alone)
         for said, answer in zip(messages, answers[False][0], strict=True):
             said.append({"role": "assistant", "content": answer.text})
 
@@ -204,21 +213,28 @@ def _fitting(llm: LLM, prompt: list[int], num_new: int) -> list[int]:
 
 
 def _answer(
-    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, domain: str
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, domains: Sequence[str]
 ) -> tuple[list[Completion], float]:
+    """The answers to prompts that run together, each in a cache domain of its own, and the seconds they took."""
+
+    async def all_of_them() -> list[Completion]:
+        asked = zip(prompts, domains, strict=True)
+        return await asyncio.gather(*(llm.agenerate(list(one), params, cache_domain=domain) for one, domain in asked))
+
     started_s = time.perf_counter()
-    completions = llm.generate([list(prompt) for prompt in prompts], params, cache_domain=domain)
-    elapsed_s = time.perf_counter() - started_s
-    for completion in completions:
-        if completion.error is not None:
-            raise completion.error
-    return completions, elapsed_s
+    completions = asyncio.run(all_of_them())
+    return completions, time.perf_counter() - started_s
 
 
 def _add(
-    sums: Category, plain: Sequence[Completion], plain_s: float, drafted: Sequence[Completion], drafted_s: float
+    sums: Category,
+    plain: Sequence[Completion],
+    plain_s: float,
+    drafted: Sequence[Completion],
+    drafted_s: float,
+    *,
+    alone: bool,
 ) -> None:
-    alone = len(plain) == 1
     for one in plain:
         sums.plain_tokens += one.num_completion_tokens - alone
         sums.plain_s += one.timing.e2e_s - one.timing.ttft_s if alone else 0.0
@@ -250,7 +266,7 @@ def category_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 f"{figures['tokens_per_s']:.0f}",
                 f"{figures['plain_tokens_per_s']:.0f}",
                 f"{figures['distinct_4']:.2f}",
-                "yes" if figures["tokens_equal"] else "no",
+                {True: "yes", False: "NO", None: "random"}[figures["tokens_equal"]],
             )
         )
     return rows

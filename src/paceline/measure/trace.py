@@ -57,11 +57,18 @@ class Output:
 @dataclass(frozen=True)
 class StepShape:
     """Sequences of a step, the rows of the one that had most, and the splits of keys that attention had read already,
-    for another sequence; None where the executor does not tell."""
+    for another sequence (None where the executor does not tell). Sequences that have a computed beginning written to
+    their pages by others are branches of a draft; the others are as many as requests."""
 
     num_sequences: int
     max_rows: int
     shared_splits: int | None = None
+    num_branches: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Sequences that are no branches."""
+        return self.num_sequences - self.num_branches
 
 
 @dataclass
@@ -113,7 +120,9 @@ class TracingExecutor:
         logits = self.executor.logits()
         rows = np.diff(plan.row_starts)
         self.written_pages.update(_written_pages(plan))
-        self.trace.steps.append(StepShape(len(rows), int(rows.max()), getattr(self.executor, "shared_splits", None)))
+        shared_splits = getattr(self.executor, "shared_splits", None)
+        num_branches = len(np.unique(plan.kv_writes[:, 1]))
+        self.trace.steps.append(StepShape(len(rows), int(rows.max()), shared_splits, num_branches))
         sequence_of = np.repeat(np.arange(len(rows)), rows)
         keys = zip(plan.samples.rows["seed"].tolist(), plan.samples.rows["position"].tolist(), strict=True)
         for key, row, values in zip(keys, plan.logit_rows.tolist(), logits, strict=True):

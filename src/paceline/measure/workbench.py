@@ -54,7 +54,7 @@ class Run:
     path: dict[str, str | int]
     model: ModelConfig
     preemptions: int
-    speculation: SpeculationCounts | None
+    speculation: SpeculationCounts
     elapsed_s: float
 
 
@@ -218,21 +218,23 @@ def path_problem(cell: Cell, run: Run, questions: Sequence[Question], plain_path
     for name, value in wanted.items():
         if path[name] != value:
             return f"{name} is {path[name]}, not {value}"
-    if cell.drafts is not None:
-        return _drafts_problem(cell, run)
-    batch = max(step.num_sequences for step in run.trace.steps)
+    batch = max(step.num_requests for step in run.trace.steps)
     if cell.pool_pages is not None:
         return None if run.preemptions else "no request was preempted"
     if batch != min(cell.batch, number_of_requests(questions)):
         return f"at most {batch} requests ran together"
-    return _chunk_problem(cell, run, questions) or _cache_problem(cell, run, questions)
+    problem = _chunk_problem(cell, run, questions) or _cache_problem(cell, run, questions)
+    return problem or (None if cell.drafts is None else _drafts_problem(cell, run))
 
 
 def _drafts_problem(cell: Cell, run: Run) -> str | None:
     counts = run.speculation
-    if counts is None or counts.proposed == 0:
+    if counts.proposed == 0:
         return "nothing was drafted"
-    if cell.drafts in ("chain", "tree") and not 0 < counts.accepted < counts.proposed:
+    if cell.drafts == "ngram":  # what it finds may all be wrong
+        return None
+    refused = cell.drafts not in ("chain", "tree") or counts.accepted < counts.proposed
+    if not (counts.accepted > 0 and refused):
         return f"{counts.accepted} of {counts.proposed} drafted tokens were accepted"
     return None
 
@@ -333,6 +335,7 @@ def _run(
 ) -> Run:
     trace = tracing.watch(keep_logits=keep_logits)
     completions = _ask(llm, questions)
+    drafted = [choice.speculation for done in completions for choice in done.choices or (done,) if choice.speculation]
     answers = {
         (question.name, index): _answer(question, index, choice, trace)
         for question, completion in zip(questions, completions, strict=True)
@@ -340,8 +343,10 @@ def _run(
     }
     named = {question.name: completion for question, completion in zip(questions, completions, strict=True)}
     path, elapsed_s = tracing.path(), time.perf_counter() - started_s
-    stats = llm.stats()
-    return Run(answers, named, trace, path, tracing.model, stats.preemptions, stats.speculation, elapsed_s)
+    counts = SpeculationCounts(
+        proposed=sum(one.proposed for one in drafted), accepted=sum(one.accepted for one in drafted)
+    )
+    return Run(answers, named, trace, path, tracing.model, llm.stats().preemptions, counts, elapsed_s)
 
 
 def _answer(question: Question, choice: int, completion: Completion, trace: Trace) -> Answer:

@@ -137,6 +137,7 @@ def _accepted_child(draft: Draft, row: int, p: Distribution, chance: Chance) -> 
     rejected: list[int] = []
     for child in draft.children(row):
         x = draft.tokens[child - 1]
+        assert 0 <= x < len(p), "a drafted token lies outside the vocabulary"
         if draft.q is None or draft.q[child - 1] is None:  # as below with q 1 at x, without writing it down
             if chance.happens(float(p[x])):
                 return child, p
