@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
 from scripted_drafts import NonsenseDrafter, OracleDrafter, TakeAll
@@ -197,6 +198,75 @@ def test_plain_steps_cross_into_a_page_that_a_draft_has_got(num_tokens: int, num
     engine.use_speculator(Speculator([OnceDrafter(num_tokens)], TakeAll(), vocab_size=VOCAB))
     got = run(engine, [engine.make_request(prompt, params) for prompt in prompts[:num_requests]])
     assert [one.token_ids for one in got] == [reference_tokens(prompt, 50) for prompt in prompts[:num_requests]]
+
+
+class EarlyDrafter(FixedDrafter):
+    """Proposes as much as it may while requests are short."""
+
+    def __init__(self) -> None:
+        super().__init__((1,) * 60, tuple(range(60)))
+
+    def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+        """The chain, or nothing."""
+        return [self._draft if len(context.tokens) < 24 else None for context in contexts]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_refused_drafts_hold_no_pages_that_others_wait_for(drafts: bool) -> None:
+    executor = FakeExecutor(model=tiny_model(VOCAB, 512), num_pages=12, max_rows=512, max_outputs=512)
+    config = EngineConfig(max_batch=8, token_budget=512, prefix_cache=False)
+    engine = Engine(executor, FakeTokenizer(VOCAB), config)
+    if drafts:
+        engine.use_speculator(Speculator([EarlyDrafter()], TakeAll(), vocab_size=VOCAB))
+    for first in range(4):
+        engine.add(engine.make_request([5 + first] * 20, SamplingParams(max_tokens=400, ignore_eos=True)))
+    for _ in range(8):
+        engine.step()
+    waiting = engine.make_request([50] * 120, SamplingParams(max_tokens=5, ignore_eos=True))
+    engine.add(waiting)
+    engine.step()
+    engine.scheduler.check()
+    assert waiting.first_token_s is not None
+
+
+class Undrawable(FakeExecutor):
+    """Draws nothing after token 7."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step."""
+        sampled = super().run(plan).sampled
+        status = np.where(plan.tokens[plan.logit_rows] == 7, 1, 0).astype(np.uint32)
+        return StepResult(dataclasses.replace(sampled, status=status))
+
+
+class TreeBesideTruth(FixedDrafter):
+    """A branch at which nothing can be drawn, with a node behind it, before the branch that is right."""
+
+    def __init__(self, truth: Sequence[int]) -> None:
+        super().__init__((7,), (0,))
+        self._truth = truth
+
+    def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+        """The tree."""
+        (context,) = contexts
+        right = self._truth[len(context.tokens)]
+        return [Draft((7, 3, right), (0, 1, 0), (0.5,) * 3, self.name)] if right != 7 and limits[0] >= 3 else [None]
+
+
+def test_exact_acceptance_steps_around_a_branch_at_which_nothing_can_be_drawn() -> None:
+    """At so low a temperature the law leaves one answer."""
+    params = SamplingParams(max_tokens=30, temperature=1e-3, seed=1, ignore_eos=True)
+    answers: list[Completion] = []
+    for _ in range(2):
+        config = EngineConfig(max_batch=4, token_budget=64, acceptance="exact")
+        executor = Undrawable(model=tiny_model(VOCAB, 160), num_pages=64, max_rows=64)
+        engine = Engine(executor, FakeTokenizer(VOCAB), config)
+        if answers:
+            drafter = TreeBesideTruth([1, 2, 3, *answers[0].token_ids])
+            engine.use_speculator(Speculator([drafter], TakeAll(), vocab_size=VOCAB))
+        answers += run(engine, [engine.make_request([1, 2, 3], params)])
+    assert answers[0].finish_reason == answers[1].finish_reason == "length"
+    assert answers[0].token_ids == answers[1].token_ids
 
 
 class BrokenDrafter:
