@@ -51,11 +51,6 @@ class Line:
         """Whether the step under way draws a token."""
         return self.num_scheduled == self.gap
 
-    @property
-    def last_token(self) -> int:
-        """The one that was drafted last, or the last known one."""
-        return self.tokens[-1] if self.tokens else self.context.tokens[-1]
-
     def scheduled_tokens(self) -> list[int]:
         """The tokens of the step's rows."""
         start, end = self.num_computed, self.num_computed + self.num_scheduled

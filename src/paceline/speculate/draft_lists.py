@@ -10,31 +10,26 @@ from paceline.sampling.rows import SampleRows
 
 
 class DraftLists(ListsBuilder):
-    """Lists for the draft model: without the ids that it lacks, and with those banned that the target lacks.
-    ``is_empty`` tells whether none was added."""
+    """Lists for the draft model: without the ids that it lacks, and with those banned that the target lacks."""
 
     def __init__(self, rows: NDArray[np.void], vocab_size: int, surplus: NDArray[np.int32]) -> None:
         super().__init__(rows)
-        self.is_empty = not len(surplus)
         self._vocab_size = vocab_size
         self._surplus = surplus
-        self._without_ban = set(range(len(rows))) if len(surplus) else set()
+        self._without_ban = set(range(len(rows)))
 
     def add_counts(self, output: int, tokens: NDArray[np.int32], values: NDArray[np.int32]) -> None:
         """See ``ListsBuilder``."""
-        self.is_empty = False
         has = tokens < self._vocab_size
         super().add_counts(output, tokens[has], values[has])
 
     def add_bias(self, output: int, tokens: NDArray[np.int32], values: NDArray[np.float32]) -> None:
         """See ``ListsBuilder``."""
-        self.is_empty = False
         has = tokens < self._vocab_size
         super().add_bias(output, tokens[has], values[has])
 
     def add_banned(self, output: int, tokens: NDArray[np.int32]) -> None:
         """See ``ListsBuilder``."""
-        self.is_empty = False
         self._without_ban.discard(output)
         super().add_banned(output, np.concatenate([tokens[tokens < self._vocab_size], self._surplus]))
 

@@ -48,6 +48,7 @@ from paceline.config import PAGE_TOKENS
 from paceline.errors import UnsupportedError
 from paceline.executors.base import Executor, StepPlan
 from paceline.sampling.draw import philox4x32
+from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import MAX_LOGPROBS, SAMPLE_ROW, SampledRows, SampleRows
 from paceline.speculate.draft import MAX_NODES, Context, Draft
 from paceline.speculate.draft_line import Line
@@ -68,8 +69,6 @@ _DRAFT_ROWS = 2
 when the target took a whole draft, whose end was not computed."""
 
 _NO_PAIRS = np.zeros((0, 2), np.int32)
-_NO_IDS = np.zeros(0, np.int32)
-_NO_LISTS = (_NO_IDS, _NO_IDS, _NO_IDS, np.zeros(0, np.float32), _NO_IDS)
 
 _LEAST = 1e-6
 """A confidence is above 0, whatever float32 makes of a probability."""
@@ -151,14 +150,11 @@ class DraftModelDrafter:
         self._behind: dict[int, int] = {}  # since when, in the order in which requests fell behind
         self._num_behind = 0  # that ever were
         self._budget = 0  # rows for those behind, left in this call
-        self._drawn: tuple[list[Line], SampleRows] | None = None  # by the last step, without lists
-        self._count = np.arange(executor.max_outputs + 1, dtype=np.int32)
 
     def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
         """See ``Drafter``. Raises what the executor raises."""
         self.catch_up_s = 0.0
         self._budget = self._catch_up_rows
-        self._drawn = None
         lines = [self._line(context, limit) for context, limit in zip(contexts, limits, strict=True)]
         waiting = deque(sorted((line for line in lines if line is not None), key=self._since))
         self._pages.begin([line.context for line in waiting])
@@ -176,11 +172,8 @@ class DraftModelDrafter:
             raise
         for line in placed:
             num_known = line.num_known
-            self._pages.keep(
-                line.context,
-                min(num_known, line.num_computed),
-                line.tokens[: line.num_computed - num_known] if line.num_computed > num_known else (),
-            )
+            ahead = line.tokens[: max(0, line.num_computed - num_known)]
+            self._pages.keep(line.context, min(num_known, line.num_computed), ahead)
             if line.num_computed >= num_known:
                 self._behind.pop(line.context.request_id, None)
         return [None if line is None else line.draft(self.name) for line in lines]
@@ -294,54 +287,25 @@ class DraftModelDrafter:
     def _plan(self, lines: list[Line], samples: SampleRows) -> StepPlan:
         tokens: list[int] = []
         positions: list[int] = []
-        num_drawing = len(samples.rows)
-        if num_drawing == len(lines) and all(line.num_scheduled == 1 for line in lines):
-            tokens = [line.last_token for line in lines]
-            positions = [line.num_computed for line in lines]
-            row_starts, logit_rows = self._count[: num_drawing + 1], self._count[:num_drawing]
-        else:
-            starts, drawn = [0], []
-            for line in lines:
-                tokens += line.scheduled_tokens()
-                positions += range(line.num_computed, line.num_computed + line.num_scheduled)
-                starts.append(len(tokens))
-                if line.is_drawing:
-                    drawn.append(len(tokens) - 1)
-            row_starts, logit_rows = np.array(starts, np.int32), np.array(drawn, np.int32)
-        copies = self._pages.page_copies
+        row_starts, logit_rows = [0], []
+        for line in lines:
+            tokens += line.scheduled_tokens()
+            positions += range(line.num_computed, line.num_computed + line.num_scheduled)
+            row_starts.append(len(tokens))
+            if line.is_drawing:
+                logit_rows.append(len(tokens) - 1)
         return StepPlan(
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
-            row_starts,
+            np.array(row_starts, np.int32),
             self._pages.table[[line.slot for line in lines], : max(positions) // PAGE_TOKENS + 1],
-            logit_rows,
+            np.array(logit_rows, np.int32),
             samples,
-            np.array(copies, np.int32) if copies else _NO_PAIRS,
-            _NO_PAIRS,
+            np.array(self._pages.page_copies, np.int32).reshape(-1, 2),
         )
 
-    def _samples(self, lines: list[Line]) -> SampleRows:
-        """How the token of each line is drawn. Within a call only the positions change from step to step, where there
-        are no lists."""
-        rows: Any
-        last = self._drawn
-        if last is not None and last[0] == lines:
-            rows = last[1].rows.copy()
-            rows["position"] += 1
-        else:
-            rows = self._first_rows(lines)
-        lists = DraftLists(rows, self._draft_vocab_size, self._surplus)
-        for output, line in enumerate(lines):
-            line.context.add_lists(lists, output, line.tokens)
-        if not lists.is_empty:
-            self._drawn = None
-            return lists.build()
-        samples = SampleRows(rows, *_NO_LISTS)
-        self._drawn = (lines, samples) if self._max_branches == 1 else None
-        return samples
-
-    def _first_rows(self, lines: Sequence[Line]) -> NDArray[np.void]:
-        """Records [lines] from those of the requests, without lists."""
+    def _samples(self, lines: Sequence[Line]) -> SampleRows:
+        """How the token of each line is drawn."""
         rows: Any = np.zeros(len(lines), SAMPLE_ROW)
         for output, line in enumerate(lines):
             rows[output] = line.context.record[0]
@@ -349,7 +313,12 @@ class DraftModelDrafter:
             rows[output]["num_logprobs"] = self._max_branches if self._max_branches > 1 and not line.tokens else 0
             if self._exact and rows[output]["temperature"] > 0:
                 rows[output]["seed"] = draft_seed(int(rows[output]["seed"]), line.num_known)
-        return np.asarray(rows)
+        lists = ListsBuilder(rows)
+        if self._draft_vocab_size != self._vocab_size:
+            lists = DraftLists(rows, self._draft_vocab_size, self._surplus)
+        for output, line in enumerate(lines):
+            line.context.add_lists(lists, output, line.tokens)
+        return lists.build()
 
     def _branches(self, token: int, sampled: SampledRows, output: int) -> list[tuple[int, float]]:
         """The likeliest tokens beside the one that was drawn at an output, and their confidences."""
