@@ -24,7 +24,7 @@ class FakeContext:
     domain: bytes = b""
     request_id: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
-    record: NDArray[np.void] = field(default_factory=lambda: greedy_rows(1))
+    record: NDArray[np.void] = field(default_factory=lambda: greedy_rows(1).rows)
     slot: int | None = None
 
     def add_lists(self, lists: ListsBuilder, output: int, path: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from paceline.kv.manager import KVManager, token_key
 from paceline.sampling.rows import greedy_rows
 from paceline.speculate.draft import Draft
 from paceline.speculate.draft_model import DraftModelDrafter
-from paceline.speculate.draft_pages import TargetPages
+from paceline.speculate.draft_pages import OwnPages, TargetPages
 
 VOCAB = 97
 MARK = 1000
@@ -226,3 +226,16 @@ def test_a_page_that_others_read_is_never_drafted_into() -> None:
     target.kv.pool.share(int(target.kv.table[request.slot, 1]))
     with pytest.raises(AssertionError, match="shared page"):
         target.drafter.propose([request], [2])
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    for prefix_cache, rows in ((True, [70, 1]), (False, [70, 70])):
+        executor = FakeExecutor()
+        pages = OwnPages(executor, max_sequences=2, prefix_cache=prefix_cache)
+        drafter = DraftModelDrafter(executor, pages, vocab_size=VOCAB)
+        for request_id in range(2):
+            request = SmallRequest(list(range(70)), request_id=request_id)
+            drafter.propose([request], [1])
+            drafter.finish(request)
+        assert [step[0] for step in executor.log] == rows
+        pages.kv.check()

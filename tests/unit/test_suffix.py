@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.speculate.draft import MAX_NODES, Draft
-from paceline.speculate.suffix import MIN_REACH, PROMPT_TOKENS, SuffixDrafter, _Cursor
+from paceline.speculate.suffix import (
+    CATCH_UP_TOKENS,
+    FREED_STATES,
+    LEARNT_TOKENS,
+    MAX_UNUSED,
+    MIN_REACH,
+    PROMPT_TOKENS,
+    PROMPT_WINDOW,
+    READY_TOKENS,
+    SuffixDrafter,
+    _Cursor,
+)
 from paceline.speculate.suffix_automaton import COUNTED, SuffixAutomaton
 
 
@@ -87,7 +98,7 @@ def test_what_is_drafted(text: str, expected: str) -> None:
 
 
 def test_a_long_loop_goes_round() -> None:
-    text = "abc" * 400 + "ab"
+    text = "abc" * 300 + "ab"
     assert text_of(proposed(SuffixDrafter(), FakeContext(ids_of(text)), 30)) == "cab" * 10
 
 
@@ -259,6 +270,7 @@ def test_a_request_does_not_keep_forgotten_outputs() -> None:
     forgotten = weakref.ref(drafter._domains[b""].young)
     for _ in range(3):
         answered(drafter, "as long as twenty")
+    drafter.propose([], [])
     gc.collect()
     assert forgotten() is None
 
@@ -275,3 +287,103 @@ def test_limits_and_unknown_requests() -> None:
     drafter.finish(FakeContext(tokens, num_prompt=len(tokens), request_id=77))
     drafter.finish(FakeContext([], request_id=78))
     assert drafter._domains == {}
+
+
+def ramp(count: int) -> list[int]:
+    """Tokens that repeat after 500."""
+    return [at % 500 for at in range(count)]
+
+
+def test_a_long_text_is_taken_in_a_piece_a_call() -> None:
+    drafter = SuffixDrafter()
+    answered(drafter, "zyx" * 4)
+    long = FakeContext(ramp(3 * CATCH_UP_TOKENS), num_prompt=3 * CATCH_UP_TOKENS, request_id=1)
+    short = FakeContext(ids_of("abcab"), request_id=2)
+    for call in range(1, 4):
+        drafts = drafter.propose([long, short], [4, 4])
+        assert len(drafter._requests[1].own) == call * CATCH_UP_TOKENS
+        assert text_of(drafts[1]) == "cabc"
+        assert (drafts[0] is None) == (call < 3), "what is not its end matches another place"
+    assert drafts[0] == proposed_at_once(long, 4)
+    long.tokens += ramp(2 * CATCH_UP_TOKENS)[72:]  # it was not asked for a while
+    assert proposed(drafter, long, 4) is None
+    assert proposed(drafter, long, 4) == proposed_at_once(long, 4)
+
+
+def proposed_at_once(context: FakeContext, limit: int) -> Draft | None:
+    """What a drafter proposes that knows all of a request."""
+    drafter = SuffixDrafter()
+    while (draft := proposed(drafter, context, limit)) is None:
+        pass
+    assert drafter._requests[context.request_id].own.text == context.tokens
+    return draft
+
+
+def test_seconds_of_catching_up_are_told_apart() -> None:
+    ticks = iter(range(1000))
+    drafter = SuffixDrafter(clock=lambda: float(next(ticks)))
+    context, other = (FakeContext(ramp(CATCH_UP_TOKENS + 9), request_id=i) for i in range(2))
+    drafter.propose([context, other], [4, 4])
+    assert drafter.catch_up_s == 2
+    drafter.propose([context], [4])  # nine tokens are no more than a step brings
+    assert drafter.catch_up_s == 0
+    context.tokens += [1] * READY_TOKENS
+    drafter.propose([context], [4])
+    assert drafter.catch_up_s == 0
+    context.tokens += [1] * (READY_TOKENS + 1)
+    drafter.propose([context], [4])
+    assert drafter.catch_up_s == 1
+
+
+def test_of_a_prompt_only_the_end_is_looked_at() -> None:
+    drafter = SuffixDrafter()
+    begin = [7001, 7002, 7003]
+    tokens = begin + [at % 7000 for at in range(PROMPT_WINDOW - 2)] + begin[:2]
+    context = FakeContext(tokens, num_prompt=len(tokens))
+    for _ in range(PROMPT_WINDOW // CATCH_UP_TOKENS):
+        draft = proposed(drafter, context, 4)
+    assert drafter._requests[0].own.text == tokens[3:]
+    assert draft is None, "what followed is outside"
+    context.tokens += [5, 6, 7]
+    assert proposed(drafter, context, 2) == Draft.chain([8, 9], proposed_confidence(drafter, context), "suffix")
+
+
+def proposed_confidence(drafter: SuffixDrafter, context: FakeContext) -> tuple[float, ...]:
+    draft = proposed(drafter, context, 2)
+    assert draft is not None
+    return draft.confidence
+
+
+def test_of_an_output_only_the_end_is_learnt() -> None:
+    drafter = SuffixDrafter()
+    tokens = [9000, 9001, *range(LEARNT_TOKENS)]
+    drafter.finish(FakeContext(tokens))
+    assert len(drafter._domains[b""].young) == 1 + LEARNT_TOKENS
+    assert proposed(drafter, FakeContext([8000, 9000], request_id=1)) is None
+    draft = proposed(drafter, FakeContext([8000, 100], request_id=2), 3)
+    assert draft is not None
+    assert draft.tokens[0] == 101
+
+
+def test_what_has_ended_is_freed_in_pieces() -> None:
+    drafter = SuffixDrafter(domain_tokens=4, max_domains=1)
+    context = FakeContext(ramp(2 * FREED_STATES), num_prompt=2 * FREED_STATES)
+    for _ in range(2 * FREED_STATES // CATCH_UP_TOKENS):
+        proposed(drafter, context)
+    own = drafter._requests[0].own
+    num_states = len(own.edges)
+    drafter.finish(context)
+    assert len(own.edges) == num_states
+    for calls in range(1, 1 + -(-num_states // FREED_STATES)):
+        assert drafter._unused
+        drafter.propose([], [])
+        assert len(own.edges) == max(0, num_states - calls * FREED_STATES)
+    assert not drafter._unused
+    for request_id in range(3 * MAX_UNUSED):  # more end than calls free
+        contexts = [
+            FakeContext(ids_of("abc"), domain=b"%d" % request_id, request_id=request_id * 4 + i) for i in range(4)
+        ]
+        drafter.propose(contexts, [1] * 4)
+        for context in contexts:
+            drafter.finish(context)
+            assert len(drafter._unused) <= MAX_UNUSED + 4

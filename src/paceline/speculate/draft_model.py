@@ -10,6 +10,11 @@ One rule schedules a request here as in the engine: it has tokens, known and dra
 step closes the gap, and the row that closes it draws the next token. Prompts, what the target added since last time and
 the drafts themselves are the same code, and all requests share each step.
 
+A request whose tokens are not computed is behind: its prompt, or what it got while nobody asked. Catching up is no
+part of a draft's price (``catch_up_s``), and others must not wait for it: a call computes at most ``catch_up_rows`` of
+such rows, those of the request that has been behind the longest first, and who is still behind then gets no draft and
+goes on at the next call. A request that lacks at most ``READY_ROWS`` is not held up: each call closes its gap.
+
 How tokens are drawn. By default with the request's own record: the same penalties, biases and bans, the same noise at
 the same position. So draft and target choose the same token wherever their distributions allow it. ``exact`` is for
 stochastic acceptance, which wants tokens drawn from a q that it is told, by randomness that nothing else uses, not even
@@ -30,9 +35,10 @@ tests/native/test_draft_model.py.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,10 +51,24 @@ from paceline.sampling.draw import philox4x32
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import MAX_LOGPROBS, SAMPLE_ROW, SampledRows, SampleRows
 from paceline.speculate.draft import MAX_NODES, Context, Draft
+from paceline.speculate.draft_line import Line
+from paceline.speculate.draft_lists import DraftLists
 from paceline.speculate.draft_pages import DraftPages
 
 MIN_CONFIDENCE = 0.3
 """Where a draft stops unless told otherwise: a token that has this chance rarely pays for the step that drafts it."""
+
+CATCH_UP_ROWS = 256
+"""Rows for requests that are behind which one call computes unless told otherwise: a step's worth of a prompt."""
+
+READY_ROWS = 16
+"""Who lacks no more than these is ready: a call computes them whoever else is behind."""
+
+_DRAFT_ROWS = 2
+"""Of a request's last tokens, that any draft may have to compute: the last one has never been, nor has the one before
+when the target took a whole draft, whose end was not computed."""
+
+_NO_PAIRS = np.zeros((0, 2), np.int32)
 
 _LEAST = 1e-6
 """A confidence is above 0, whatever float32 makes of a probability."""
@@ -78,104 +98,6 @@ def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> None:
             )
 
 
-@dataclass
-class _Line:
-    """A request while it is drafted for.
-
-    limit         tokens to draft at most;  max_nodes  nodes of its draft at most, branches included
-    num_computed  of its tokens, known ones and then drafted ones
-    tokens, confidence, q  of the drafted ones;  product  of their confidences
-    branches  (token, confidence) besides the first of them;  is_open  whether another one is drawn
-    """
-
-    context: Context
-    limit: int
-    max_nodes: int
-    slot: int = 0
-    num_computed: int = 0
-    num_scheduled: int = 0
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    q: list[NDArray[np.float64]] = field(default_factory=list)
-    branches: list[tuple[int, float]] = field(default_factory=list)
-    product: float = 1.0
-    is_open: bool = True
-
-    @property
-    def num_tokens(self) -> int:
-        """Known and drafted ones."""
-        return len(self.context.tokens) + len(self.tokens)
-
-    @property
-    def gap(self) -> int:
-        """Rows until the next token can be drawn."""
-        return self.num_tokens - self.num_computed
-
-    @property
-    def is_drawing(self) -> bool:
-        """Whether the step under way draws a token."""
-        return self.num_scheduled == self.gap
-
-    def scheduled_tokens(self) -> list[int]:
-        """The tokens of the step's rows."""
-        num_known = len(self.context.tokens)
-        start, end = self.num_computed, self.num_computed + self.num_scheduled
-        if start >= num_known:
-            return self.tokens[start - num_known : end - num_known]
-        return self.context.tokens[start:end] + self.tokens[: max(0, end - num_known)]
-
-    def draft(self, drafter: str) -> Draft | None:
-        """What it proposes: the chain, and of the branches what has room among the likeliest nodes."""
-        if not self.tokens:
-            return None
-        if not self.branches:
-            return Draft.chain(self.tokens, self.confidence, drafter, self.q or None)
-        length = len(self.tokens)
-        products = [*np.cumprod(self.confidence).tolist(), *(confidence for _, confidence in self.branches)]
-        # Products only fall along the chain and the sort keeps the order of equals: what stays of it is its beginning.
-        likeliest = sorted(range(len(products)), key=lambda node: -products[node])[: self.max_nodes]
-        kept = sum(node < length for node in likeliest)
-        branches = [self.branches[node - length] for node in sorted(likeliest) if node >= length]
-        return Draft(
-            (*self.tokens[:kept], *(token for token, _ in branches)),
-            (*range(kept), *(0 for _ in branches)),
-            (*self.confidence[:kept], *(confidence for _, confidence in branches)),
-            drafter,
-        )
-
-
-class _DraftLists(ListsBuilder):
-    """Lists for a model whose vocabulary is not the target's: without the ids that it lacks, and with those banned that
-    the target lacks."""
-
-    def __init__(self, rows: NDArray[np.void], vocab_size: int, surplus: NDArray[np.int32]) -> None:
-        super().__init__(rows)
-        self._vocab_size = vocab_size
-        self._surplus = surplus
-        self._without_ban = set(range(len(rows)))
-
-    def add_counts(self, output: int, tokens: NDArray[np.int32], values: NDArray[np.int32]) -> None:
-        """See ``ListsBuilder``."""
-        has = tokens < self._vocab_size
-        super().add_counts(output, tokens[has], values[has])
-
-    def add_bias(self, output: int, tokens: NDArray[np.int32], values: NDArray[np.float32]) -> None:
-        """See ``ListsBuilder``."""
-        has = tokens < self._vocab_size
-        super().add_bias(output, tokens[has], values[has])
-
-    def add_banned(self, output: int, tokens: NDArray[np.int32]) -> None:
-        """See ``ListsBuilder``."""
-        self._without_ban.discard(output)
-        super().add_banned(output, np.concatenate([tokens[tokens < self._vocab_size], self._surplus]))
-
-    def build(self) -> SampleRows:
-        """See ``ListsBuilder``."""
-        for output in sorted(self._without_ban):
-            super().add_banned(output, self._surplus)
-        return super().build()
-
-
 class DraftModelDrafter:
     """Drafts with an executor over ``pages``; see the module.
 
@@ -186,7 +108,6 @@ class DraftModelDrafter:
 
     name = "draft"
     is_free = False
-    catch_up_s = 0.0
 
     def __init__(
         self,
@@ -198,13 +119,18 @@ class DraftModelDrafter:
         min_confidence: float = MIN_CONFIDENCE,
         max_branches: int = 1,
         exact: bool = False,
+        catch_up_rows: int = CATCH_UP_ROWS,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``vocab_size`` is the target's; ``context_length`` what the executor was built for, its model's by default.
 
         ``max_branches`` is how many tokens may be proposed to follow the last known one: 1 makes drafts chains.
+        ``catch_up_rows`` of requests that are behind are computed in a call at most. ``clock`` tells seconds.
         """
         assert 1 <= max_branches <= MAX_LOGPROBS
         assert max_branches == 1 or not exact, "a branch that was not drawn has no q"
+        assert catch_up_rows >= 1
+        self.catch_up_s = 0.0
         self._executor = executor
         self._pages = pages
         self._vocab_size = vocab_size
@@ -218,73 +144,118 @@ class DraftModelDrafter:
         self._min_confidence = min_confidence
         self._max_branches = max_branches
         self._exact = exact
+        self._catch_up_rows = catch_up_rows
+        self._clock = clock
+        self._num_checked: dict[int, float] = {}  # leading tokens that the draft model has; infinity: one it has not
+        self._behind: dict[int, int] = {}  # since when, in the order in which requests fell behind
+        self._num_behind = 0  # that ever were
+        self._budget = 0  # rows for those behind, left in this call
 
     def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
         """See ``Drafter``. Raises what the executor raises."""
+        self.catch_up_s = 0.0
+        self._budget = self._catch_up_rows
         lines = [self._line(context, limit) for context, limit in zip(contexts, limits, strict=True)]
-        waiting = deque(line for line in lines if line is not None)
+        waiting = deque(sorted((line for line in lines if line is not None), key=self._since))
         self._pages.begin([line.context for line in waiting])
-        placed: list[_Line] = []
+        placed: list[Line] = []
+        begun_s = self._clock()
         try:
-            while waiting or any(line.is_open for line in placed):
-                scheduled = self._schedule(placed, waiting)
-                if scheduled:
-                    self._step(scheduled)
+            while scheduled := self._schedule(placed, waiting):
+                num_behind, num_rows = sum(map(_rows_behind, scheduled)), sum(line.num_scheduled for line in scheduled)
+                self._step(scheduled)
+                ended_s = self._clock()
+                self.catch_up_s += (ended_s - begun_s) * num_behind / num_rows
+                begun_s = ended_s
         except Exception:
             self._pages.abandon()
             raise
         for line in placed:
-            num_known = len(line.context.tokens)
-            self._pages.keep(line.context, line.tokens[: line.num_computed - num_known])
+            num_known = line.num_known
+            ahead = line.tokens[: max(0, line.num_computed - num_known)]
+            self._pages.keep(line.context, min(num_known, line.num_computed), ahead)
+            if line.num_computed >= num_known:
+                self._behind.pop(line.context.request_id, None)
         return [None if line is None else line.draft(self.name) for line in lines]
 
     def finish(self, context: Context) -> None:
         """See ``Drafter``."""
+        self._num_checked.pop(context.request_id, None)
+        self._behind.pop(context.request_id, None)
         self._pages.finish(context)
 
-    def _line(self, context: Context, limit: int) -> _Line | None:
+    def _line(self, context: Context, limit: int) -> Line | None:
         """A request with the number of tokens to draft for it; None where there can be none."""
-        tokens = context.tokens
-        is_foreign = self._draft_vocab_size < self._vocab_size and max(tokens) >= self._draft_vocab_size
-        if is_foreign or len(tokens) > self._context_length:
+        num_known = len(context.tokens)
+        if num_known > self._context_length or self._is_foreign(context):
+            self._behind.pop(context.request_id, None)
             self._pages.finish(context)  # it only grows: there is no draft for it any more
             return None
         # The last drafted token is never computed here, and the target draws one more than it accepts.
-        depth = min(context.max_tokens - len(tokens) - 1, self._context_length - len(tokens) + 1)
+        depth = min(context.max_tokens - num_known - 1, self._context_length - num_known + 1)
         max_nodes = min(limit, MAX_NODES)
-        return _Line(context, min(max_nodes, depth), max_nodes) if min(max_nodes, depth) > 0 else None
+        if min(max_nodes, depth) < 1:
+            return None
+        num_computed = num_known - self._pages.gap(context)
+        return Line(context, num_known, min(max_nodes, depth), max_nodes, num_computed=num_computed)
 
-    def _schedule(self, placed: list[_Line], waiting: deque[_Line]) -> list[_Line]:
-        """The lines of the next step, those that lack least first; ``placed`` gets those of ``waiting`` that begin."""
+    def _is_foreign(self, context: Context) -> bool:
+        """Whether a token is none of the draft model's; each is looked at once."""
+        if self._draft_vocab_size >= self._vocab_size:
+            return False
+        tokens, checked = context.tokens, self._num_checked.get(context.request_id, 0)
+        if checked < len(tokens):
+            is_foreign = max(tokens[int(checked) :]) >= self._draft_vocab_size
+            checked = self._num_checked[context.request_id] = math.inf if is_foreign else len(tokens)
+        return checked == math.inf
+
+    def _since(self, line: Line) -> int:
+        """Since when a line is behind; 0 when it is ready."""
+        if line.gap <= READY_ROWS:
+            return 0
+        since = self._behind.get(line.context.request_id)
+        if since is None:
+            self._num_behind += 1
+            since = self._behind[line.context.request_id] = self._num_behind
+        return since
+
+    def _schedule(self, placed: list[Line], waiting: deque[Line]) -> list[Line]:
+        """The lines of the next step, the ready ones that lack least first, then those that are behind, the longest
+        first; ``placed`` gets those of ``waiting`` that begin."""
         rows, outputs = self._executor.max_rows, self._executor.max_outputs
         scheduled = []
-        queue = iter(sorted((line for line in placed if line.is_open), key=lambda line: line.gap))
+        queue = iter(sorted((line for line in placed if line.is_open), key=lambda line: min(line.gap, READY_ROWS + 1)))
         while rows > 0:
-            line = next(queue, None) or self._admit(placed, waiting)
+            line = next(queue, None) or (self._admit(placed, waiting) if waiting else None)
             if line is None:
                 break
-            line.num_scheduled = min(line.gap if outputs else line.gap - 1, rows)
-            if line.num_scheduled > 0:
-                self._pages.compute(line.context, line.num_computed + line.num_scheduled)
+            gap = line.gap
+            most = min(rows, self._budget) if gap > READY_ROWS else rows
+            num_scheduled = line.num_scheduled = min(gap if outputs else gap - 1, most)
+            if num_scheduled > 0:
+                if line.num_computed < line.num_known:
+                    self._pages.compute(line.context, line.num_computed + num_scheduled)
                 scheduled.append(line)
-                rows -= line.num_scheduled
-                outputs -= line.is_drawing
+                rows -= num_scheduled
+                outputs -= num_scheduled == gap
+                if gap > READY_ROWS:
+                    self._budget -= num_scheduled
         return scheduled
 
-    def _admit(self, placed: list[_Line], waiting: deque[_Line]) -> _Line | None:
-        """The next waiting line for which there is room; it may draft what its pages hold."""
-        while waiting:
+    def _admit(self, placed: list[Line], waiting: deque[Line]) -> Line | None:
+        """The next waiting line for which there is room; it may draft what its pages hold. One that is behind waits
+        when nothing can be computed for it: what others compute meanwhile it may find in the cache."""
+        while waiting and (self._budget > 0 or waiting[0].gap <= READY_ROWS):
             line = waiting.popleft()
-            num_known = len(line.context.tokens)
-            place = self._pages.place(line.context, num_known + line.limit - 1)
+            place = self._pages.place(line.context, line.num_known + line.limit - 1)
             if place is not None:
                 line.slot, line.num_computed = place.slot, place.num_computed
-                line.limit = min(line.limit, place.num_room - num_known + 1)
+                line.limit = min(line.limit, place.num_room - line.num_known + 1)
                 placed.append(line)
                 return line
         return None
 
-    def _step(self, lines: Sequence[_Line]) -> None:
+    def _step(self, lines: list[Line]) -> None:
         """Computes the scheduled rows of ``lines`` and draws a token for each whose gap they close."""
         drawing = [line for line in lines if line.is_drawing]
         samples = self._samples(drawing)
@@ -292,41 +263,48 @@ class DraftModelDrafter:
         self._pages.finish_step()
         for line in lines:
             line.num_computed += line.num_scheduled
-        has_token = [sampled.status is None or sampled.status[output] == 0 for output in range(len(drawing))]
+        if not drawing:
+            return
+        status = [0] * len(drawing) if sampled.status is None else sampled.status.tolist()
         q: dict[int, NDArray[np.float64]] = {}
         if self._exact:
-            drawn = [at for at in range(len(drawing)) if has_token[at] and samples.rows["temperature"][at] > 0]
+            drawn = [at for at, code in enumerate(status) if code == 0 and samples.rows["temperature"][at] > 0]
             if drawn:
                 q = dict(zip(drawn, self._fitting(self._executor.probabilities(samples, drawn)), strict=True))
+        tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
         for output, line in enumerate(drawing):
-            if has_token[output]:
-                self._add(line, sampled, output, q.get(output))
-            else:
+            if status[output]:
                 line.is_open = False
+                continue
+            if self._max_branches > 1 and not line.tokens:
+                line.branches = self._branches(tokens[output], sampled, output)
+            drawn_from = q.get(output)
+            if drawn_from is not None:
+                line.q.append(drawn_from)
+            confidence = _confidence(logprobs[output]) if drawn_from is None else _within(float(drawn_from.max()))
+            line.add(tokens[output], confidence, self._min_confidence)
 
-    def _plan(self, lines: Sequence[_Line], samples: SampleRows) -> StepPlan:
+    def _plan(self, lines: list[Line], samples: SampleRows) -> StepPlan:
         tokens: list[int] = []
         positions: list[int] = []
-        row_starts = [0]
-        logit_rows = []
+        row_starts, logit_rows = [0], []
         for line in lines:
             tokens += line.scheduled_tokens()
             positions += range(line.num_computed, line.num_computed + line.num_scheduled)
             row_starts.append(len(tokens))
             if line.is_drawing:
                 logit_rows.append(len(tokens) - 1)
-        num_pages = max(positions) // PAGE_TOKENS + 1
         return StepPlan(
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
             np.array(row_starts, np.int32),
-            self._pages.table[[line.slot for line in lines], :num_pages],
+            self._pages.table[[line.slot for line in lines], : max(positions) // PAGE_TOKENS + 1],
             np.array(logit_rows, np.int32),
             samples,
             np.array(self._pages.page_copies, np.int32).reshape(-1, 2),
         )
 
-    def _samples(self, lines: Sequence[_Line]) -> SampleRows:
+    def _samples(self, lines: Sequence[Line]) -> SampleRows:
         """How the token of each line is drawn."""
         rows: Any = np.zeros(len(lines), SAMPLE_ROW)
         for output, line in enumerate(lines):
@@ -334,29 +312,19 @@ class DraftModelDrafter:
             rows[output]["position"] = line.num_tokens
             rows[output]["num_logprobs"] = self._max_branches if self._max_branches > 1 and not line.tokens else 0
             if self._exact and rows[output]["temperature"] > 0:
-                rows[output]["seed"] = draft_seed(int(rows[output]["seed"]), len(line.context.tokens))
+                rows[output]["seed"] = draft_seed(int(rows[output]["seed"]), line.num_known)
         lists = ListsBuilder(rows)
         if self._draft_vocab_size != self._vocab_size:
-            lists = _DraftLists(rows, self._draft_vocab_size, self._surplus)
+            lists = DraftLists(rows, self._draft_vocab_size, self._surplus)
         for output, line in enumerate(lines):
             line.context.add_lists(lists, output, line.tokens)
         return lists.build()
 
-    def _add(self, line: _Line, sampled: SampledRows, output: int, q: NDArray[np.float64] | None) -> None:
-        """Adds the token that was drawn at an output."""
-        token = int(sampled.tokens[output])
-        if self._max_branches > 1 and not line.tokens:
-            others = zip(sampled.top_tokens[output].tolist(), sampled.top_logprobs[output].tolist(), strict=True)
-            fitting = [(at, _confidence(logprob)) for at, logprob in others if 0 <= at < self._vocab_size]
-            line.branches = [branch for branch in fitting if branch[0] != token][: self._max_branches - 1]
-        line.tokens.append(token)
-        if q is None:
-            line.confidence.append(_confidence(float(sampled.logprobs[output])))
-        else:
-            line.q.append(q)
-            line.confidence.append(min(1.0, max(_LEAST, float(q.max()))))
-        line.product *= line.confidence[-1]
-        line.is_open = len(line.tokens) < line.limit and line.product >= self._min_confidence
+    def _branches(self, token: int, sampled: SampledRows, output: int) -> list[tuple[int, float]]:
+        """The likeliest tokens beside the one that was drawn at an output, and their confidences."""
+        others = zip(sampled.top_tokens[output].tolist(), sampled.top_logprobs[output].tolist(), strict=True)
+        fitting = [(at, _confidence(logprob)) for at, logprob in others if 0 <= at < self._vocab_size]
+        return [branch for branch in fitting if branch[0] != token][: self._max_branches - 1]
 
     def _fitting(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """Distributions over the target's vocabulary: ids that it lacks are banned here, and others have no mass."""
@@ -377,4 +345,13 @@ def draft_seed(seed: int, num_tokens: int) -> int:
 
 def _confidence(logprob: float) -> float:
     """A probability as ``Draft`` wants it."""
-    return min(1.0, max(_LEAST, float(np.exp(logprob))))
+    return _within(math.exp(logprob))
+
+
+def _within(probability: float) -> float:
+    return min(1.0, max(_LEAST, probability))
+
+
+def _rows_behind(line: Line) -> int:
+    """Rows of the step under way that no draft of a request which had been asked for all the time would need."""
+    return max(0, min(line.num_scheduled, line.num_known - _DRAFT_ROWS - line.num_computed))

@@ -47,20 +47,27 @@ class DraftPages(Protocol):
         """These requests are asked for: none that has got its place loses it until the next call."""
         ...
 
+    def gap(self, context: Context) -> int:
+        """Rows of a request that are not computed, at least 1; all of one that has no place, though some of them may be
+        found when it gets one."""
+        ...
+
     def place(self, context: Context, num_tokens: int) -> Place | None:
         """Pages for a request's tokens and, as far as they can be had, for up to ``num_tokens``. None without room."""
         ...
 
     def compute(self, context: Context, num_computed: int) -> None:
-        """The step under way computes a placed request's rows up to ``num_computed``."""
+        """The step under way computes a placed request's rows up to ``num_computed``. Of steps that compute drafted
+        tokens only it need not be told."""
         ...
 
     def finish_step(self) -> None:
         """The step has run."""
         ...
 
-    def keep(self, context: Context, ahead: Sequence[int]) -> None:
-        """All tokens of a placed request are computed, and these drafted ones behind them."""
+    def keep(self, context: Context, num_known: int, ahead: Sequence[int]) -> None:
+        """The first ``num_known`` tokens of a placed request are computed, and these drafted ones behind them, where
+        these are all."""
         ...
 
     def abandon(self) -> None:
@@ -110,8 +117,17 @@ class OwnPages:
     it may have touched is trusted.
     """
 
-    def __init__(self, executor: Executor, *, max_sequences: int, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        max_sequences: int,
+        context_length: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
+        """Without ``prefix_cache`` requests share nothing, and nothing stays of one that ends or gives way."""
         self._executor = executor
+        self._prefix_cache = prefix_cache
         self._max_sequences = max_sequences
         self._context_length = context_length or executor.model.context_length
         self._asked: set[int] = set()
@@ -131,6 +147,14 @@ class OwnPages:
     def begin(self, contexts: Sequence[Context]) -> None:
         """See ``DraftPages``."""
         self._asked = {context.request_id for context in contexts}
+
+    def gap(self, context: Context) -> int:
+        """See ``DraftPages``."""
+        held = self._held.get(context.request_id)
+        if held is None:
+            return len(context.tokens)
+        held.roll_back()
+        return len(context.tokens) - held.num_settled
 
     def place(self, context: Context, num_tokens: int) -> Place | None:
         """See ``DraftPages``."""
@@ -160,10 +184,11 @@ class OwnPages:
         """See ``DraftPages``."""
         self.kv.finish_step()
 
-    def keep(self, context: Context, ahead: Sequence[int]) -> None:
+    def keep(self, context: Context, num_known: int, ahead: Sequence[int]) -> None:
         """See ``DraftPages``."""
+        assert not ahead or num_known == len(context.tokens)
         held = self._held[context.request_id]
-        held.num_known, held.ahead = len(context.tokens), list(ahead)
+        held.num_known, held.ahead = num_known, list(ahead)
 
     def abandon(self) -> None:
         """See ``DraftPages``."""
@@ -179,7 +204,11 @@ class OwnPages:
     def _empty(self) -> KVManager:
         executor = self._executor
         return KVManager(
-            executor.num_pages, self._max_sequences, self._context_length, window=executor.model.sliding_window
+            executor.num_pages,
+            self._max_sequences,
+            self._context_length,
+            prefix_cache=self._prefix_cache,
+            window=executor.model.sliding_window,
         )
 
     def _open(self, context: Context) -> _Held | None:
@@ -248,6 +277,10 @@ class TargetPages:
         """See ``DraftPages``."""
         self._copies = list(self._kv.page_copies)
 
+    def gap(self, context: Context) -> int:
+        """The last token: the target has computed the others."""
+        return 1
+
     def place(self, context: Context, num_tokens: int) -> Place | None:
         """See ``DraftPages``."""
         kv, slot = self._kv, context.slot
@@ -269,7 +302,7 @@ class TargetPages:
         """See ``DraftPages``."""
         self._copies = []  # a second time they would undo what the first step wrote
 
-    def keep(self, context: Context, ahead: Sequence[int]) -> None:
+    def keep(self, context: Context, num_known: int, ahead: Sequence[int]) -> None:
         """Nothing: the target overwrites it."""
 
     def abandon(self) -> None:

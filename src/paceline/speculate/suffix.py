@@ -19,8 +19,11 @@ ranked worse, because a request that copied well for long is asked again just wh
 Departures: one automaton a request and two a domain instead of a global tree. The young one learns outputs until it
 is full; then it becomes the old one, and what was the old one is forgotten. A draft follows the most frequent
 continuation, of equals the most recent; where the text of the request ends, it goes on after the next shorter suffix,
-so a loop is continued round and round. Costs: a token of a request 2 to 3 microseconds when it is next proposed for
-(a prompt of 8,000 some 20 ms at once, the first time), a proposal of 16 nodes some 17.
+so a loop is continued round and round. Costs: a token of a request 2 to 7 microseconds when it is next proposed for, a
+proposal of 16 nodes some 17. So that no step waits for a long text, a call takes in at most ``CATCH_UP_TOKENS`` of a
+request, which gets no draft before its end is reached: any other match would be one of another place. Of a prompt only
+the last ``PROMPT_WINDOW`` tokens are taken in at all, of an output ``LEARNT_TOKENS`` are learnt, and the automaton of a
+request that has ended is freed in pieces, ``FREED_STATES`` a call.
 
 Checked by: tests/unit/test_suffix.py, tests/property/test_suffix_automaton.py.
 """
@@ -28,8 +31,10 @@ Checked by: tests/unit/test_suffix.py, tests/property/test_suffix_automaton.py.
 from __future__ import annotations
 
 import math
+import time
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculate.draft import MAX_NODES, Context, Draft
@@ -43,6 +48,21 @@ PROMPT_TOKENS = 8
 
 SEEN_TOKENS = 32
 """Of a request's end, compared anew with the outputs of its domain when there are new ones."""
+
+CATCH_UP_TOKENS = 1024
+"""Of a request, taken in by one call at most."""
+
+READY_TOKENS = MAX_NODES + 1
+"""A request that has got no more since the last call has not fallen behind: a step can bring as many."""
+
+PROMPT_WINDOW = 32768
+"""Of a prompt's end, looked at."""
+
+LEARNT_TOKENS = 2048
+"""Of a request's end, learnt for its domain."""
+
+FREED_STATES, MAX_UNUSED = 2048, 8
+"""States of automata that are not used any more, freed by one call; how many of them may wait for it."""
 
 OWN_SCALE, SHARED_SCALE = 0.8, 0.33
 WEIGHTS = (0.65, 0.4, 0.36)
@@ -81,6 +101,9 @@ class _Cursor:
 
 @dataclass(slots=True)
 class _Request:
+    """``own`` holds the request's tokens from ``begin`` on, as far as they have been taken in."""
+
+    begin: int
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     young: _Cursor = field(default_factory=_Cursor)
     old: _Cursor = field(default_factory=_Cursor)
@@ -94,12 +117,14 @@ class _Domain:
     young: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     old: SuffixAutomaton = field(default_factory=SuffixAutomaton)
 
-    def learn(self, tokens: list[int]) -> None:
-        """Takes in the end of one request; a separator first."""
+    def learn(self, tokens: list[int]) -> SuffixAutomaton | None:
+        """Takes in the end of one request; a separator first. Returns what is forgotten for it."""
         tokens = tokens[-(self.capacity - 1) :]
+        forgotten = None
         if len(self.young) + 1 + len(tokens) > self.capacity:
-            self.old, self.young = self.young, SuffixAutomaton()
+            forgotten, self.old, self.young = self.old, self.young, SuffixAutomaton()
         self.young.extend([SEPARATOR, *tokens])
+        return forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,40 +158,67 @@ class SuffixDrafter:
     max_branches   paths through a draft at most; 1: chains only
     domain_tokens  of past outputs that a domain remembers at most
     max_domains    that are remembered; the least recently used one leaves
+    clock          tells seconds
 
-    A token takes some 550 bytes, be it a domain's or, until it ends, a request's.
+    A token takes 370 to 680 bytes, of text some 480, be it a domain's or, until it ends, a request's. So a request
+    takes at most 22 MB and 680 bytes for each token of its output, all domains 90 MB; of requests that have ended up to
+    ``MAX_UNUSED`` wait to be freed.
     """
 
     name = "suffix"
     is_free = True
-    catch_up_s = 0.0
 
-    def __init__(self, *, max_branches: int = 1, domain_tokens: int = 16384, max_domains: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        max_branches: int = 1,
+        domain_tokens: int = 16384,
+        max_domains: int = 8,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         assert max_branches >= 1
         assert domain_tokens >= 4
         assert max_domains >= 1
+        self.catch_up_s = 0.0
         self.max_branches = max_branches
         self.domain_tokens = domain_tokens
         self.max_domains = max_domains
+        self._clock = clock
         self._requests: dict[int, _Request] = {}
+        self._unused: deque[SuffixAutomaton] = deque()
         self._domains: dict[bytes, _Domain] = {}  # the most recently used last
         self._powers = [[(n + 0.5) ** weight for n in range(_TABLE)] for weight in WEIGHTS]
         self._length_odds = [0.0] + [n * math.exp(-0.5 / n) for n in range(1, _TABLE)]
 
     def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
         """See ``Drafter``."""
+        self.catch_up_s = 0.0
+        self._free()
         return [self._propose(context, limit) for context, limit in zip(contexts, limits, strict=True)]
 
     def finish(self, context: Context) -> None:
         """See ``Drafter``."""
-        self._requests.pop(context.request_id, None)
-        tokens = context.tokens
-        if len(tokens) > context.num_prompt:
+        self._free()
+        request = self._requests.pop(context.request_id, None)
+        if request is not None:
+            self._unused.append(request.own)
+        tokens, num_prompt = context.tokens, context.num_prompt
+        if len(tokens) > num_prompt:
             domain = self._domains.pop(context.domain, None) or _Domain(self.domain_tokens // 2)
             self._domains[context.domain] = domain
-            domain.learn(tokens[max(0, context.num_prompt - PROMPT_TOKENS) :])
+            forgotten = domain.learn(tokens[max(0, num_prompt - PROMPT_TOKENS, len(tokens) - LEARNT_TOKENS) :])
+            if forgotten is not None:
+                self._unused.append(forgotten)
             if len(self._domains) > self.max_domains:
-                del self._domains[next(iter(self._domains))]
+                oldest = self._domains.pop(next(iter(self._domains)))
+                self._unused += [oldest.young, oldest.old]
+
+    def _free(self) -> None:
+        """Frees a piece of what is not used any more. Where more ends than that, whole automata: memory is bounded."""
+        while len(self._unused) > MAX_UNUSED:
+            self._unused.popleft()
+        if self._unused and not self._unused[0].dismantle(FREED_STATES):
+            self._unused.popleft()
 
     def _propose(self, context: Context, limit: int) -> Draft | None:
         tokens = context.tokens
@@ -182,13 +234,15 @@ class SuffixDrafter:
         return Draft.chain(chain.tokens, chain.confidence, self.name) if chain.tokens else None
 
     def _match(self, context: Context) -> _Place | None:
-        """The longest; of equals the request's own, then that in the young outputs."""
+        """The longest; of equals the request's own, then that in the young outputs. None while it is behind."""
         tokens = context.tokens
         request = self._requests.get(context.request_id)
         if request is None:
-            request = self._requests[context.request_id] = _Request()
+            begin = max(0, context.num_prompt - PROMPT_WINDOW)
+            request = self._requests[context.request_id] = _Request(begin)
         own = request.own
-        own.extend(tokens[len(own) :])
+        if not self._catch_up(request, tokens):
+            return None
         state, longest = own.repeated()
         place = _Place(own, state, longest, True, True) if longest else None
         domain = self._domains.pop(context.domain, None)
@@ -200,6 +254,18 @@ class SuffixDrafter:
                     longest = cursor.length
                     place = _Place(automaton, cursor.state, longest, False, False)
         return place
+
+    def _catch_up(self, request: _Request, tokens: list[int]) -> bool:
+        """Takes in what a request has got; False when that is not all yet."""
+        known = request.begin + len(request.own)
+        missing = len(tokens) - known
+        if missing <= READY_TOKENS:
+            request.own.extend(tokens[known:])
+            return True
+        begun_s = self._clock()
+        request.own.extend(tokens[known : known + CATCH_UP_TOKENS])
+        self.catch_up_s += self._clock() - begun_s
+        return missing <= CATCH_UP_TOKENS
 
     def _follow(self, place: _Place, limit: int, with_others: bool) -> _Chain:
         """Up to ``limit`` tokens from a place on."""
