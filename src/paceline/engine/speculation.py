@@ -178,7 +178,12 @@ def _open_draft_model(
     check_vocabularies(tokenizer, load_tokenizer(draft_model.checkpoint))
     own = draft_model.config
     executor = NativeExecutor.load(draft_model.checkpoint, own)
-    pages = OwnPages(executor, max_sequences=own.max_batch, context_length=own.context_length)
+    pages = OwnPages(
+        executor,
+        max_sequences=own.max_batch,
+        context_length=own.context_length,
+        prefix_cache=config.prefix_cache,
+    )
     return DraftModelDrafter(executor, pages, vocab_size=vocab_size, exact=exact)
 
 
