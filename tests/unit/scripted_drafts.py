@@ -42,7 +42,7 @@ class TakeAll:
             self.verified += len(verified)
             self.accepted += len(tokens) - 1
 
-    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
+    def observe_draft_cost(self, drafter: str, longest: int, elapsed_s: float) -> None:
         """Not of interest."""
 
     def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:

@@ -35,7 +35,7 @@ class World:
     """Requests that are drafted for chains of which each token is right with probability ``rate(step)``, whatever
     ``confidence`` says.
 
-    draft_s   fixed part and part per token of a drafter's time; None: a free one
+    draft_s   fixed part of a drafter's time and part per token of the longest draft; None: a free one
     """
 
     rate: Callable[[int], float]
@@ -82,8 +82,8 @@ class World:
         if num_drafted:
             self.asked_steps.append(step)
             if self.draft_s is not None:
-                draft_s = self.draft_s[0] + self.draft_s[1] * num_drafted
-                controller.observe_draft_cost("coin", num_drafted, draft_s)
+                draft_s = self.draft_s[0] + self.draft_s[1] * max(limits)
+                controller.observe_draft_cost("coin", max(limits), draft_s)
             chosen = controller.choose(ids, drafts, count, count, draft_s)
         num_rows = count + sum(len(draft) for draft in chosen if draft is not None)
         elapsed_s = self.true_cost.seconds(num_rows)

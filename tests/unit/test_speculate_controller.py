@@ -263,11 +263,29 @@ def test_a_costly_drafter_that_does_not_pay_is_probed_rarely(draft_s: tuple[floa
     assert world.run(2000).speedup >= 1 / 1.02
 
 
-def test_a_costly_drafter_that_never_could_pay_is_not_probed() -> None:
-    world = World(lambda step: 1.0, draft_s=(0.0, 9.0)).run(400)
-    assert len(world.asked_steps) == 1, "once, to know its cost"
+def test_a_costly_drafter_that_could_not_pay_is_probed_as_rarely() -> None:
+    world = World(lambda step: 1.0, draft_s=(0.0, 9.0)).run(2**MAX_BACKOFF + 9)
+    assert MAX_BACKOFF - 2 <= len(world.asked_steps) <= MAX_BACKOFF + 2
     assert world.controller is not None
     assert world.controller.counts().zero_reason is ZeroReason.DOES_NOT_PAY
+    assert world.run(2000).speedup >= 1 / 1.02
+
+
+def test_a_costly_drafter_that_once_took_far_too_long_recovers() -> None:
+    control = controller()
+    control.observe_draft_cost("coin", 4, 2000.0)
+    world = World(lambda step: 0.9, draft_s=(1.0, 0.5), controller=control).run(100)
+    assert world.asked_steps[-50:] == list(range(50, 100))
+
+
+@pytest.mark.parametrize("batches", [(1, 4, 1), (4, 1, 4), (1, 2), (2,)])
+def test_the_cost_of_drafting_holds_when_the_batch_changes(batches: tuple[int, ...]) -> None:
+    control = controller()
+    for count in batches:
+        token_s = {1: 1.0, 2: 1.05, 4: 1.15}[count]
+        world = World(lambda step: 0.9, num_requests=count, draft_s=(0.0, token_s), controller=control).run(300)
+        assert len(world.asked_steps) >= 290
+        assert world.speedup > 1.08
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.7, 0.9])

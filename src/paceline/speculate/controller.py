@@ -13,6 +13,7 @@ Checked by: tests/unit/test_speculate_controller.py: against all subsets of smal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from paceline.speculate.acceptance import Acceptance
@@ -77,7 +78,7 @@ class Controller:
         self._is_speculating = False
 
     def limits(
-        self, drafter: str, is_free: bool, context_ids: Sequence[int], num_rows: int, num_requests: int
+        self, drafter: str, is_free: bool, request_ids: Sequence[int], num_rows: int, num_requests: int
     ) -> list[int]:
         """How many tokens to ask ``drafter`` for, for each request; 0: do not ask.
 
@@ -87,15 +88,15 @@ class Controller:
         most = self._most_that_could_pay(num_rows, num_requests)
         if most > 0 and is_free:
             self._zero_reason = None
-            return [most] * len(context_ids)
+            return [most] * len(request_ids)
         if most > 0:
-            return self._costly_limits(drafter, context_ids, num_rows, num_requests, most)
+            return self._costly_limits(drafter, request_ids, num_rows, num_requests, most)
         self._zero_reason = ZeroReason.NO_ROOM if num_rows >= self._max_rows else ZeroReason.DOES_NOT_PAY
-        return [0] * len(context_ids)
+        return [0] * len(request_ids)
 
     def choose(
         self,
-        context_ids: Sequence[int],
+        request_ids: Sequence[int],
         drafts: Sequence[Draft | None],
         num_rows: int,
         num_requests: int,
@@ -108,7 +109,7 @@ class Controller:
         self._plain_s = self._cost.seconds(num_rows)
         self._token_s = self._plain_s / max(num_requests, 1)
         self._draft_s = draft_cost_s
-        requests = [self._request(context_id) for context_id in context_ids]
+        requests = [self._request(request_id) for request_id in request_ids]
         nodes: list[tuple[float, int, int]] = []
         for which, draft in enumerate(drafts):
             if draft is not None:
@@ -127,11 +128,11 @@ class Controller:
         self._note_choice(requests, drafts, chosen, num_rows, num_requests)
         return chosen
 
-    def observe(self, context_id: int, proposed: Draft, verified: Draft | None, tokens: Sequence[int]) -> None:
+    def observe(self, request_id: int, proposed: Draft, verified: Draft | None, tokens: Sequence[int]) -> None:
         """Learns from a step: ``proposed`` was drafted, ``verified`` of it ran, and the target produced ``tokens``, one
         more than it accepted. Every node whose parent path agrees with ``tokens`` has a known outcome, verified or not.
         """
-        state, request = self._drafter(proposed.drafter), self._request(context_id)
+        state, request = self._drafter(proposed.drafter), self._request(request_id)
         odds = request.odds.get(proposed.drafter, 1.0)
         depths = {0: 0}  # of the rows that agree
         for row, (parent, token, confidence) in enumerate(
@@ -158,21 +159,21 @@ class Controller:
         if self._draft_s or self._parts:
             self._charge(elapsed_s)
 
-    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
-        """Seconds that a drafter that is not free took to propose ``num_tokens`` >= 1 tokens, of all requests."""
-        self._drafter(drafter).cost.observe(num_tokens, elapsed_s)
+    def observe_draft_cost(self, drafter: str, longest: int, elapsed_s: float) -> None:
+        """Seconds that a drafter that is not free took for drafts of which the longest has ``longest`` >= 1 tokens."""
+        self._drafter(drafter).cost.observe(longest, elapsed_s)
 
-    def finish(self, context_id: int) -> SpeculationCounts:
+    def finish(self, request_id: int) -> SpeculationCounts:
         """The request has ended: its last counts; what was learnt from it alone goes."""
-        counts = self.counts(context_id)
-        self._requests.pop(context_id, None)
+        counts = self.counts(request_id)
+        self._requests.pop(request_id, None)
         return counts
 
-    def counts(self, context_id: int | None = None) -> SpeculationCounts:
+    def counts(self, request_id: int | None = None) -> SpeculationCounts:
         """Of one request, or of all since the beginning."""
-        if context_id is None:
+        if request_id is None:
             return self._total.snapshot(self._zero_reason)
-        request = self._requests.get(context_id)
+        request = self._requests.get(request_id)
         if request is None:
             return SpeculationCounts(zero_reason=self._zero_reason)
         # What keeps the whole step from speculating was found without looking at requests.
@@ -193,45 +194,52 @@ class Controller:
         return most
 
     def _costly_limits(
-        self, drafter: str, context_ids: Sequence[int], num_rows: int, num_requests: int, most: int
+        self, drafter: str, request_ids: Sequence[int], num_rows: int, num_requests: int, most: int
     ) -> list[int]:
         state = self._drafter(drafter)
         drift = self._cost.drift
-        fixed_s, node_s = state.cost.fixed_s / drift, state.cost.per_token_s / drift
-        lengths = [0] * len(context_ids)
+        fixed_s, token_s = state.cost.fixed_s / drift, state.cost.per_token_s / drift
+        lengths = [0] * len(request_ids)
         longest = min(most, MAX_COSTLY_LENGTH)
-        num_nodes = min(longest * len(context_ids), self._max_rows - num_rows)
-        certain = [1.0] * num_nodes
-        if not self._best_count(certain, num_rows, num_requests, STAY_GAIN, fixed_s=fixed_s, node_s=node_s):
-            self._zero_reason = ZeroReason.DOES_NOT_PAY
-            return lengths
-        nodes: list[tuple[float, int]] = []
-        for which, context_id in enumerate(context_ids):
-            request = self._requests.get(context_id)
-            odds = 1.0 if request is None else request.odds.get(drafter, 1.0)
-            # Less of what the last tokens say: they may be chance, and who is not asked cannot correct it.
-            nodes += [(p, which) for p in state.acceptance.chain(longest, odds**COSTLY_TRUST)]
-        nodes.sort(reverse=True)
-        margin = STAY_GAIN if state.probing.active else START_GAIN
-        reach = [p for p, _ in nodes[:num_nodes]]
-        count = self._best_count(reach, num_rows, num_requests, margin, fixed_s=fixed_s, node_s=node_s)
+        num_nodes = min(longest * len(request_ids), self._max_rows - num_rows)
+
+        def best_count(reach: Sequence[float], depths: Sequence[int], margin: float) -> int:
+            drafting_s = [fixed_s + token_s * depth for depth in itertools.accumulate(depths, max)]
+            return self._best_count(reach, num_rows, num_requests, margin, drafting_s=drafting_s)
+
+        all_right = [1 + node // len(request_ids) for node in range(num_nodes)]
+        too_dear = not best_count([1.0] * num_nodes, all_right, STAY_GAIN)
+        count = 0
+        nodes: list[tuple[float, int, int]] = []
+        if not too_dear:
+            for which, request_id in enumerate(request_ids):
+                request = self._requests.get(request_id)
+                odds = 1.0 if request is None else request.odds.get(drafter, 1.0)
+                # Less of what the last tokens say: they may be chance, and who is not asked cannot correct it.
+                chain = state.acceptance.chain(longest, odds**COSTLY_TRUST)
+                nodes += [(p, -depth, which) for depth, p in enumerate(chain, 1)]
+            nodes.sort(reverse=True)
+            del nodes[num_nodes:]
+            margin = STAY_GAIN if state.probing.active else START_GAIN
+            count = best_count([p for p, _, _ in nodes], [-depth for _, depth, _ in nodes], margin)
         self._zero_reason = None
         if count > 0:
             state.probing.pays()
-            for _, which in nodes[:count]:
+            for _, _, which in nodes[:count]:
                 lengths[which] += 1
-        elif state.probing.is_due():
-            self._age(drafter, context_ids)
+        elif state.probing.is_due(too_dear=too_dear):
+            self._age(drafter, request_ids)
             lengths[state.probing.num_probes % len(lengths)] = 1
         else:
-            self._zero_reason = ZeroReason.ACCEPTANCE_TOO_LOW
+            self._zero_reason = ZeroReason.DOES_NOT_PAY if too_dear else ZeroReason.ACCEPTANCE_TOO_LOW
         return lengths
 
-    def _age(self, drafter: str, context_ids: Sequence[int]) -> None:
+    def _age(self, drafter: str, request_ids: Sequence[int]) -> None:
         """What is known of a drafter that was not asked for a while counts for less."""
         self._drafters[drafter].acceptance.age()
-        for context_id in context_ids:
-            request = self._requests.get(context_id)
+        self._drafters[drafter].cost.age()
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
             if request is not None and drafter in request.odds:
                 request.odds[drafter] **= COSTLY_TRUST
 
@@ -243,20 +251,20 @@ class Controller:
         margin: float,
         *,
         sunk_s: float = 0.0,
-        fixed_s: float = 0.0,
-        node_s: float = 0.0,
+        drafting_s: Sequence[float] | None = None,
     ) -> int:
         """How many of the nodes, ``reach`` falling, give the highest rate; 0 where it is not ``margin`` times that of
-        none. Seconds of drafting, at the table's speed: ``sunk_s`` have been spent, ``fixed_s`` and ``node_s`` a node
-        are spent only where the count is not 0."""
+        none. Seconds of drafting, at the table's speed: ``sunk_s`` have been spent; ``drafting_s[i]`` will be where
+        the count is i + 1."""
         shape = self._cost.shape(num_rows + len(reach))
         best, count = margin * num_requests / (shape[num_rows] + sunk_s), 0
         tokens, size = float(num_requests), num_rows
-        spent_s = sunk_s + fixed_s
-        for p in reach:
+        spent_s = sunk_s
+        for node, p in enumerate(reach):
             tokens += p
             size += 1
-            spent_s += node_s
+            if drafting_s is not None:
+                spent_s = sunk_s + drafting_s[node]
             if tokens > best * (shape[size] + spent_s):
                 best, count = tokens / (shape[size] + spent_s), size - num_rows
         return count
@@ -300,18 +308,15 @@ class Controller:
         self._draft_s, self._parts = 0.0, []
 
     def _count(self, request: _Request, verified: Draft, num_accepted: int) -> None:
-        depths = [0]
-        for parent in verified.parents:
-            depths.append(depths[parent] + 1)
-        depth = max(depths)
+        depth = max(verified.depths())
         for tally in (request.tally, self._total):
             tally.add(verified, depth, num_accepted)
             tally.saved_s += num_accepted * self._token_s
 
-    def _request(self, context_id: int) -> _Request:
-        request = self._requests.get(context_id)
+    def _request(self, request_id: int) -> _Request:
+        request = self._requests.get(request_id)
         if request is None:
-            request = self._requests[context_id] = _Request()
+            request = self._requests[request_id] = _Request()
         return request
 
     def _drafter(self, name: str) -> _DrafterState:

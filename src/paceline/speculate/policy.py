@@ -33,8 +33,8 @@ class Policy(Protocol):
         """Learns what tokens came where ``proposed`` was proposed and ``verified`` of it was verified."""
         ...
 
-    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
-        """Learns what a drafter took."""
+    def observe_draft_cost(self, drafter: str, longest: int, elapsed_s: float) -> None:
+        """Learns what a drafter that is not free took for drafts of which the longest has so many tokens >= 1."""
         ...
 
     def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
@@ -82,7 +82,7 @@ class FixedPolicy:
             for tally in (self._total, self._requests.setdefault(request_id, Tally())):
                 tally.add(verified, max(verified.depths()), len(tokens) - 1)
 
-    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
+    def observe_draft_cost(self, drafter: str, longest: int, elapsed_s: float) -> None:
         """Does not matter."""
 
     def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:

@@ -35,7 +35,7 @@ class Speculator:
         self.draft_s = 0.0
         self._vocab_size = vocab_size
         self._clock = clock
-        self._proposed: dict[int, Draft] = {}
+        self._proposed: dict[int, list[Draft]] = {}  # of the step under way, by request
 
     @property
     def name(self) -> str:
@@ -47,10 +47,13 @@ class Speculator:
 
         ``num_rows`` are computed in the step anyway; ``room`` is how many more there may be.
         """
+        self._proposed.clear()
         chosen: list[Draft | None] = [None] * len(contexts)
         num_requests = len(contexts)
         for drafter in list(self.drafters):
             open_ = [at for at, draft in enumerate(chosen) if draft is None]
+            if not open_:
+                break
             ids = [contexts[at].request_id for at in open_]
             limits = self.policy.limits(drafter.name, drafter.is_free, ids, num_rows, num_requests)
             asked = []
@@ -71,7 +74,7 @@ class Speculator:
             picked = self.policy.choose(ids, choice, num_rows, num_requests, spent_s) if any(choice) else choice
             for (at, _), draft, pick in zip(asked, drafts, picked, strict=True):
                 if draft is not None:
-                    self._proposed[contexts[at].request_id] = draft
+                    self._proposed.setdefault(contexts[at].request_id, []).append(draft)
                 if draft is not None and draft.q is not None:
                     pick = draft
                 if pick is not None and len(pick) > room:
@@ -83,10 +86,13 @@ class Speculator:
         return chosen
 
     def observe(self, context: Context, verified: Draft | None, tokens: Sequence[int]) -> None:
-        """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft."""
-        proposed = self._proposed.pop(context.request_id, None)
-        if proposed is not None:
-            self.policy.observe(context.request_id, proposed, verified, tokens)
+        """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft.
+
+        All that was proposed for it is compared with them, also by a drafter whose draft did not pay.
+        """
+        for proposed in self._proposed.pop(context.request_id, ()):
+            ran = verified if verified is not None and verified.drafter == proposed.drafter else None
+            self.policy.observe(context.request_id, proposed, ran, tokens)
 
     def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
         """Learns what a step took; see ``Policy``."""
@@ -105,14 +111,15 @@ class Speculator:
         return self.policy.counts()
 
     def _ask(self, drafter: Drafter, contexts: list[Context], limits: list[int]) -> tuple[list[Draft | None], float]:
-        """Sound drafts, and the seconds that they took."""
+        """Sound drafts, and the seconds that they took, without what the drafter spent on catching up."""
         since_s = self._clock()
         drafts = self._guard(drafter, lambda: drafter.propose(contexts, limits)) or [None] * len(contexts)
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
-        num_tokens = sum([len(draft) for draft in drafts if draft is not None])
-        if num_tokens and not drafter.is_free:
-            self.policy.observe_draft_cost(drafter.name, num_tokens, spent_s)
+        spent_s = max(0.0, spent_s - drafter.catch_up_s)
+        longest = max([len(draft) for draft in drafts if draft is not None], default=0)
+        if longest and not drafter.is_free:
+            self.policy.observe_draft_cost(drafter.name, longest, spent_s)
         sound = [
             None if draft is None else self._sound(draft, limit, context)
             for draft, limit, context in zip(drafts, limits, contexts, strict=True)
