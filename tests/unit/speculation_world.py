@@ -72,7 +72,8 @@ class World:
         controller, count = self.controller, self.num_requests
         assert controller is not None
         ids = list(range(count))
-        limits = controller.limits("coin", self.draft_s is None, ids, count, count)
+        controller.begin_step(count, count, 256)
+        limits = controller.limits("coin", self.draft_s is None, ids)
         drafts = [
             Draft.chain(range(limit), [self.confidence] * limit, "coin") if limit > 0 else None for limit in limits
         ]
@@ -84,7 +85,7 @@ class World:
             if self.draft_s is not None:
                 draft_s = self.draft_s[0] + self.draft_s[1] * max(limits)
                 controller.observe_draft_cost("coin", max(limits), draft_s)
-            chosen = controller.choose(ids, drafts, count, count, draft_s)
+            chosen = controller.choose("coin", ids, drafts, spent_s=draft_s, price_s=draft_s)
         num_rows = count + sum(len(draft) for draft in chosen if draft is not None)
         elapsed_s = self.true_cost.seconds(num_rows)
         produced = 0

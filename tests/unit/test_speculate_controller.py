@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speculation_world import VERIFY_COST, WRONG, World, best_fixed_speedup
 
 from paceline.speculate.acceptance import Acceptance
-from paceline.speculate.controller import START_GAIN, STAY_GAIN, Controller
+from paceline.speculate.controller import HIGH_BREAK_EVEN, MIN_SHARE, NUM_WEAK, SMALL_BATCH, Controller
 from paceline.speculate.cost import StepCost
 from paceline.speculate.counts import DrafterCounts, SpeculationCounts, ZeroReason
 from paceline.speculate.draft import Draft
+from paceline.speculate.payoff import START_GAIN, STAY_GAIN, Payoff
 from paceline.speculate.spending import MAX_BACKOFF
 
 CHEAP = {1: 10.0, 9: 11.0}
@@ -25,6 +26,27 @@ LINEAR = {1: 1.0, 64: 64.0}
 
 def controller(cost: dict[int, float] | None = None, *, max_rows: int = 256) -> Controller:
     return Controller(StepCost(cost or VERIFY_COST), max_rows=max_rows)
+
+
+def limits(
+    control: Controller, drafter: str, is_free: bool, ids: Sequence[int], num_rows: int, num_requests: int
+) -> list[int]:
+    """Of a step of its own."""
+    control.begin_step(num_rows, num_requests, 256)
+    return control.limits(drafter, is_free, ids)
+
+
+def choose(
+    control: Controller,
+    ids: Sequence[int],
+    drafts: Sequence[Draft | None],
+    num_rows: int,
+    num_requests: int,
+    price_s: float = 0.0,
+) -> list[Draft | None]:
+    """Of a step of its own."""
+    control.begin_step(num_rows, num_requests, 256)
+    return control.choose("d", ids, drafts, spent_s=price_s, price_s=price_s)
 
 
 def chain(length: int, confidence: float = 0.9, drafter: str = "d") -> Draft:
@@ -51,6 +73,17 @@ def best_rate(drafts: Sequence[Draft], cost: StepCost, num_rows: int, draft_s: f
             if all(drafts[w].parents[n] == 0 or (w, drafts[w].parents[n] - 1) in chosen for w, n in subset):
                 best = max(best, expected_rate(subset, drafts, p, cost, num_rows, draft_s))
     return best, plain
+
+
+def most_drafting_s(drafts: Sequence[Draft], cost: StepCost, num_rows: int) -> float:
+    """By bisection: the longest that drafting may take for the best nodes to be as fast as plain decoding without."""
+    plain = len(drafts) / cost.seconds(num_rows)
+    low, high = 0.0, 1000.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        subsets_rate = best_rate(drafts, cost, num_rows, middle)[0]
+        low, high = (middle, high) if subsets_rate > plain else (low, middle)
+    return low
 
 
 def expected_rate(
@@ -82,7 +115,8 @@ def test_what_is_chosen_has_the_best_rate_of_all_sets(
 ) -> None:
     cost = StepCost(table)
     ids, num_rows = list(range(len(drafts))), len(drafts) + 1
-    chosen = Controller(cost, max_rows=64).choose(ids, drafts, num_rows, len(drafts), draft_s)
+    chosen = choose(Controller(cost, max_rows=64), ids, drafts, num_rows, len(drafts), draft_s)
+    draft_s = min(draft_s, most_drafting_s(drafts, cost, num_rows))
     best, plain = best_rate(drafts, cost, num_rows, draft_s)
     nodes = [(w, token) for w, draft in enumerate(chosen) if draft is not None for token in draft.tokens]
     rate = expected_rate(nodes, drafts, Acceptance(), cost, num_rows, draft_s)
@@ -100,13 +134,12 @@ def test_the_check_of_the_best_rate_finds_a_choice_that_is_not() -> None:
 
 
 def test_pruned_drafts_keep_what_belongs_to_their_nodes() -> None:
-    q = np.full(4, 0.25)
-    tree = Draft((5, 6, 7, 8), (0, 0, 1, 2), (0.9, 0.02, 0.9, 0.02), "d", (q, q, None, None))
-    (chosen,) = controller().choose([1], [tree], 1, 1)
+    tree = Draft((5, 6, 7, 8), (0, 0, 1, 2), (0.9, 0.02, 0.9, 0.02), "d")
+    (chosen,) = choose(controller(), [1], [tree], 1, 1)
     assert chosen == tree.keep([0, 2])
     whole = chain(2, 0.97)
-    assert controller(CHEAP).choose([1], [whole], 1, 1)[0] is whole
-    (short,) = controller().choose([1], [chain(64, 0.9)], 1, 1)
+    assert choose(controller(CHEAP), [1], [whole], 1, 1)[0] is whole
+    (short,) = choose(controller(), [1], [chain(64, 0.9)], 1, 1)
     assert short is not None
     assert short == chain(64, 0.9).keep(range(len(short)))
     assert 4 <= len(short) < 20
@@ -117,12 +150,12 @@ def test_it_takes_more_to_begin_than_to_go_on() -> None:
     assert STAY_GAIN < 1.035 < START_GAIN
     control = controller(table)
     weak, strong = chain(1, 0.45), chain(1, 0.97)
-    assert control.choose([1], [weak], 1, 1) == [None]
-    assert control.choose([1], [strong], 1, 1) == [strong]
-    assert control.choose([1], [None], 1, 1) == [None], "no match is no reason to stop"
-    assert control.choose([1], [weak], 1, 1) == [weak]
-    assert control.choose([1], [chain(1, 0.04)], 1, 1) == [None]
-    assert control.choose([1], [weak], 1, 1) == [None]
+    assert choose(control, [1], [weak], 1, 1) == [None]
+    assert choose(control, [1], [strong], 1, 1) == [strong]
+    assert choose(control, [1], [None], 1, 1) == [None], "no match is no reason to stop"
+    assert choose(control, [1], [weak], 1, 1) == [weak]
+    assert choose(control, [1], [chain(1, 0.04)], 1, 1) == [None]
+    assert choose(control, [1], [weak], 1, 1) == [None]
 
 
 def test_nodes_go_to_the_requests_that_use_them_best() -> None:
@@ -130,10 +163,10 @@ def test_nodes_go_to_the_requests_that_use_them_best() -> None:
     for _ in range(12):
         control.observe(1, chain(3), None, [WRONG])
         control.observe(2, chain(3), None, [0, 1, 2, WRONG])
-    first, second = control.choose([1, 2], [chain(8), chain(8)], 2, 2)
+    first, second = choose(control, [1, 2], [chain(8), chain(8)], 2, 2)
     assert first is None
     assert second is not None
-    (new,) = control.choose([3], [chain(8)], 1, 1)
+    (new,) = choose(control, [3], [chain(8)], 1, 1)
     assert new is not None, "a new request begins with the average"
     assert len(new) < len(second)
 
@@ -142,23 +175,68 @@ def test_nodes_go_to_the_requests_that_use_them_best() -> None:
 @pytest.mark.parametrize("table", [VERIFY_COST, CHEAP, LINEAR])
 def test_free_drafters_are_asked_for_what_could_pay(table: dict[int, float], num_rows: int, num_requests: int) -> None:
     cost = StepCost(table)
-    pays = [
-        k
-        for k in range(1, min(64, 120 - num_rows) + 1)
-        if (num_requests + k) / cost.seconds(num_rows + k) >= STAY_GAIN * num_requests / cost.seconds(num_rows)
+    for gain in (START_GAIN, STAY_GAIN):
+        pays = [
+            k
+            for k in range(1, min(64, 120 - num_rows) + 1)
+            if (num_requests + k) / cost.seconds(num_rows + k) >= gain * num_requests / cost.seconds(num_rows)
+        ]
+        most = max(pays, default=0)
+        share = most if num_requests <= SMALL_BATCH else min(most, max(MIN_SHARE, 2 * most // num_requests))
+        control = Controller(cost, max_rows=120)
+        control._is_on = gain == STAY_GAIN
+        assert limits(control, "d", True, [7, 8], num_rows, num_requests) == [share] * 2
+
+
+def test_requests_of_a_large_batch_whose_drafts_are_weak_are_asked_now_and_then_and_at_different_steps() -> None:
+    control, ids = controller(), list(range(8))
+    bounds = control._payoff.bounds(8, 8)
+    assert bounds.break_even > HIGH_BREAK_EVEN
+    asked = []
+    for _ in range(40):
+        lengths = limits(control, "d", True, ids, 8, 8)
+        asked.append([which for which in ids if lengths[which]])
+        if asked[-1]:
+            control.choose("d", asked[-1], [chain(lengths[which], 0.3) for which in asked[-1]])
+    assert asked[:NUM_WEAK] == [ids] * NUM_WEAK
+    assert all(len(which) == 1 for which in asked[NUM_WEAK:])
+    assert {which for (which,) in asked[NUM_WEAK:]} == set(ids)
+    control.observe(3, chain(4, 0.3), None, [0])
+    assert all(limits(control, "d", True, [3], 8, 8)[0] for _ in range(4)), "it was right: asked at every step"
+    assert limits(control, "d", True, [5], 1, 1)[0] > 0, "and so is who is alone"
+
+
+@pytest.mark.parametrize("num_requests", [4, 8])
+def test_a_text_that_turns_repetitive_is_followed_in_large_batches(num_requests: int) -> None:
+    def mean(start: int, count: int) -> float:
+        tokens = [sum(world.step_tokens[start : start + count]) for world in worlds]
+        return sum(tokens) / (len(worlds) * count * num_requests)
+
+    worlds = [
+        World(lambda step: 0.97 if step >= 100 else 0.05, num_requests=num_requests, seed=seed).run(160)
+        for seed in range(4)
     ]
-    limits = Controller(cost, max_rows=120).limits("d", True, [7, 8], num_rows, num_requests)
-    assert limits == [max(pays, default=0)] * 2
+    assert mean(112, 8) > 1 + 0.5 * (mean(130, 30) - 1)
+
+
+def test_the_break_even_probability_is_that_of_the_cheapest_rows() -> None:
+    cost = StepCost(VERIFY_COST)
+    for n, num_requests in ((1, 1), (4, 4), (16, 9)):
+        nodes = {k: (cost.seconds(n + k) - cost.seconds(n)) / k for k in range(1, 33)}
+        value = cost.seconds(n) / num_requests
+        payoff = Payoff(cost, n + 32)
+        assert payoff.bounds(n, num_requests).break_even == pytest.approx(min(nodes.values()) / value)
+    assert Payoff(cost, 8).bounds(8, 8).break_even == math.inf
 
 
 def test_room_bounds_what_is_asked_and_what_is_chosen() -> None:
     control = controller(CHEAP, max_rows=10)
-    assert control.limits("d", True, [1], 7, 1) == [3]
-    (chosen,) = control.choose([1], [chain(8, 0.97)], 7, 1)
+    assert limits(control, "d", True, [1], 7, 1) == [3]
+    (chosen,) = choose(control, [1], [chain(8, 0.97)], 7, 1)
     assert chosen is not None
     assert len(chosen) == 3
-    assert control.limits("d", True, [1], 10, 1) == [0]
-    assert control.choose([1], [chain(2, 0.97)], 10, 1) == [None]
+    assert limits(control, "d", True, [1], 10, 1) == [0]
+    assert choose(control, [1], [chain(2, 0.97)], 10, 1) == [None]
 
 
 # Learning
@@ -275,7 +353,7 @@ def test_a_costly_drafter_that_once_took_far_too_long_recovers() -> None:
     control = controller()
     control.observe_draft_cost("coin", 4, 2000.0)
     world = World(lambda step: 0.9, draft_s=(1.0, 0.5), controller=control).run(100)
-    assert world.asked_steps[-50:] == list(range(50, 100))
+    assert len(set(world.asked_steps) & set(range(50, 100))) >= 49
 
 
 @pytest.mark.parametrize("batches", [(1, 4, 1), (4, 1, 4), (1, 2), (2,)])
@@ -310,10 +388,10 @@ def test_depths_that_were_given_up_are_tried_again_while_those_before_go_well() 
     control = controller()
     for _ in range(60):
         control.observe(1, chain(2), None, [0, WRONG])
-    assert control.limits("d", False, [1], 1, 1) == [1]
+    assert limits(control, "d", False, [1], 1, 1) == [1]
     for _ in range(200):
         control.observe(1, chain(1), None, [0, 1])
-    assert control.limits("d", False, [1], 1, 1)[0] > 1
+    assert limits(control, "d", False, [1], 1, 1)[0] > 1
 
 
 # Planted errors: what the simulations are for.
@@ -321,7 +399,7 @@ def test_depths_that_were_given_up_are_tried_again_while_those_before_go_well() 
 
 def test_a_controller_that_ignores_cost_is_found() -> None:
     careless = Controller(StepCost({1: 1.0, 64: 1.0 + 1e-6}), max_rows=256)
-    careless.observe_step = lambda *arguments: None  # type: ignore[method-assign]
+    careless.observe_step = lambda *arguments, **named: None  # type: ignore[method-assign]
     assert World(lambda step: 0.05, controller=careless).run(300).speedup < 0.9
 
 
@@ -384,20 +462,20 @@ def test_counts_by_hand() -> None:
 def test_reasons() -> None:
     control = controller(max_rows=8)
     assert control.counts().zero_reason is None
-    assert control.limits("d", True, [1], 1, 1) == [7]
-    control.choose([1, 2], [None, None], 2, 2)
+    assert limits(control, "d", True, [1], 1, 1) == [7]
+    choose(control, [1, 2], [None, None], 2, 2)
     assert control.counts().zero_reason is control.counts(1).zero_reason is ZeroReason.NO_MATCH
-    control.choose([1, 2], [chain(2, 0.97), None], 2, 2)
+    choose(control, [1, 2], [chain(2, 0.97), None], 2, 2)
     assert control.counts().zero_reason is control.counts(1).zero_reason is None
     assert control.counts(2).zero_reason is ZeroReason.NO_MATCH
-    control.choose([1, 2], [chain(2, 0.04), None], 2, 2)
+    choose(control, [1, 2], [chain(2, 0.04), None], 2, 2)
     assert control.counts().zero_reason is control.counts(1).zero_reason is ZeroReason.ACCEPTANCE_TOO_LOW
-    control.limits("d", True, [1], 8, 1)
+    limits(control, "d", True, [1], 8, 1)
     assert control.counts().zero_reason is control.counts(1).zero_reason is ZeroReason.NO_ROOM
     control = controller(LINEAR)
-    control.limits("d", True, [1], 32, 32)
+    limits(control, "d", True, [1], 32, 32)
     assert control.counts(1).zero_reason is ZeroReason.DOES_NOT_PAY
-    control.choose([1], [chain(2, 0.97)], 32, 32)
+    choose(control, [1], [chain(2, 0.97)], 32, 32)
     assert control.counts(1).zero_reason is ZeroReason.DOES_NOT_PAY
 
 
@@ -406,7 +484,7 @@ def test_it_follows_a_machine_whose_shape_is_not_what_was_measured() -> None:
     rng = random.Random(3)
     control = controller({1: 7.0, 8: 7.4, 64: 9.0})
     worst = controller({1: 7.0, 8: 7.4, 64: 9.0})
-    worst._cost.observe = lambda *arguments: None  # type: ignore[method-assign]
+    worst._cost.observe = lambda *arguments: 0.0  # type: ignore[method-assign]
     follows, ignores = (
         World(lambda step: 0.3 if rng.random() < 0.5 else 0.0, controller=c).run(1500) for c in (control, worst)
     )

@@ -96,7 +96,13 @@ def test_each_proposal_is_compared_with_the_tokens_and_only_what_ran_counts_as_v
         """Verifies the second drafter's."""
 
         def choose(
-            self, request_ids: Sequence[int], drafts: Sequence[Draft | None], *args: object, **kwargs: object
+            self,
+            drafter: str,
+            request_ids: Sequence[int],
+            drafts: Sequence[Draft | None],
+            *,
+            spent_s: float,
+            price_s: float,
         ) -> list[Draft | None]:
             return [draft if draft is not None and draft.drafter == "b" else None for draft in drafts]
 

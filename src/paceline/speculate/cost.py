@@ -88,8 +88,10 @@ class StepCost:
         shape = self.shape(max(num_rows, to))
         return shape[num_rows] / shape[to]
 
-    def observe(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
+    def observe(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> float:
         """Takes in what a step took. ``num_tokens_attended``: tokens of the step's requests, each counted once.
+        Returns by how much the logarithm of its ratio to the table was above that of the step before; 0 where the two
+        cannot be compared.
 
         A slow machine and a wrong shape look alike in one step. They differ in two: steps that follow each other share
         the machine's speed, so what their ratios to the table differ by is the shape's error, and half of it belongs
@@ -98,17 +100,19 @@ class StepCost:
         """
         if num_rows > self._sizes[-1] or elapsed_s <= 0.0:
             self._last = None
-            return
+            return 0.0
         ratio = math.log(elapsed_s / self.shape(num_rows)[num_rows])
         self._drift += DRIFT_RATE * _clip(ratio - self._drift)
         last, self._last = self._last, (num_rows, num_tokens_attended, ratio)
         if last is None or last[0] == num_rows:
-            return
+            return 0.0
         shallow, deep = sorted((num_tokens_attended, last[1]))
-        if deep <= SAME_DEPTH * shallow + PAGE_TOKENS:
-            error = SHAPE_RATE * _clip(ratio - last[2])
-            self._correct(num_rows, error)
-            self._correct(last[0], -error)
+        if deep > SAME_DEPTH * shallow + PAGE_TOKENS:
+            return 0.0
+        error = SHAPE_RATE * _clip(ratio - last[2])
+        self._correct(num_rows, error)
+        self._correct(last[0], -error)
+        return ratio - last[2]
 
     def _correct(self, num_rows: int, error: float) -> None:
         """Moves the points on both sides of ``num_rows``, each by its weight in the line between them."""

@@ -49,41 +49,39 @@ class Speculator:
         """
         self._proposed.clear()
         chosen: list[Draft | None] = [None] * len(contexts)
-        num_requests = len(contexts)
+        self.policy.begin_step(num_rows, len(contexts), room)
         for drafter in list(self.drafters):
-            open_ = [at for at, draft in enumerate(chosen) if draft is None]
+            open_ = [context for context, draft in zip(contexts, chosen, strict=True) if draft is None]
             if not open_:
                 break
-            ids = [contexts[at].request_id for at in open_]
-            limits = self.policy.limits(drafter.name, drafter.is_free, ids, num_rows, num_requests)
-            asked = []
-            for at, limit in zip(open_, limits, strict=True):
-                context = contexts[at]
-                limit = min(limit, room, MAX_NODES, context.max_tokens - len(context.tokens) - 1)
-                if limit > 0:
-                    asked.append((at, limit))
+            limits = self._limits(drafter, open_, room)
+            asked = [context for context, limit in zip(open_, limits, strict=True) if limit > 0]
             if not asked:
                 continue
-            drafts, spent_s = self._ask(drafter, [contexts[at] for at, _ in asked], [limit for _, limit in asked])
-            if not any(drafts):
-                continue
-            # A draft that was drawn is taken as it is: to drop a node for its own token would bend the law of exact
-            # acceptance.
-            choice = [draft if draft is None or draft.q is None else None for draft in drafts]
-            ids = [contexts[at].request_id for at, _ in asked]
-            picked = self.policy.choose(ids, choice, num_rows, num_requests, spent_s) if any(choice) else choice
-            for (at, _), draft, pick in zip(asked, drafts, picked, strict=True):
+            ids = [context.request_id for context in asked]
+            drafts, spent_s, catch_up_s = self._ask(drafter, asked, [limit for limit in limits if limit > 0])
+            price_s = 0.0 if drafter.is_free else max(0.0, spent_s - catch_up_s)
+            picked = self.policy.choose(drafter.name, ids, drafts, spent_s=spent_s, price_s=price_s)
+            picks: dict[int, Draft] = {}
+            for request_id, draft, pick in zip(ids, drafts, picked, strict=True):
                 if draft is not None:
-                    self._proposed.setdefault(contexts[at].request_id, []).append(draft)
-                if draft is not None and draft.q is not None:
-                    pick = draft
+                    self._proposed.setdefault(request_id, []).append(draft)
                 if pick is not None and len(pick) > room:
                     pick = pick.keep(range(room)) if room else None
                 if pick is not None:
-                    chosen[at] = pick
-                    num_rows += len(pick)
+                    picks[request_id] = pick
                     room -= len(pick)
+            chosen = [draft or picks.get(context.request_id) for draft, context in zip(chosen, contexts, strict=True)]
         return chosen
+
+    def _limits(self, drafter: Drafter, contexts: Sequence[Context], room: int) -> list[int]:
+        """How many tokens are worth asking for, for each request. What costs time is not drafted beyond the room."""
+        ids = [context.request_id for context in contexts]
+        limits = [
+            max(0, min(limit, room, MAX_NODES, context.max_tokens - len(context.tokens) - 1))
+            for context, limit in zip(contexts, self.policy.limits(drafter.name, drafter.is_free, ids), strict=True)
+        ]
+        return limits if drafter.is_free else shared(limits, room)
 
     def observe(self, context: Context, verified: Draft | None, tokens: Sequence[int]) -> None:
         """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft.
@@ -94,9 +92,9 @@ class Speculator:
             ran = verified if verified is not None and verified.drafter == proposed.drafter else None
             self.policy.observe(context.request_id, proposed, ran, tokens)
 
-    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
-        """Learns what a step took; see ``Policy``."""
-        self.policy.observe_step(num_rows, num_tokens_attended, elapsed_s)
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float, *, teaches: bool = True) -> None:
+        """Learns what a step took, every one; see ``Policy``."""
+        self.policy.observe_step(num_rows, num_tokens_attended, elapsed_s, teaches=teaches)
 
     def finish(self, context: Context) -> SpeculationCounts:
         """Forgets a request that has ended, but for what its output teaches; returns what became of its drafts."""
@@ -110,21 +108,22 @@ class Speculator:
         """What became of all drafts."""
         return self.policy.counts()
 
-    def _ask(self, drafter: Drafter, contexts: list[Context], limits: list[int]) -> tuple[list[Draft | None], float]:
-        """Sound drafts, and the seconds that they took, without what the drafter spent on catching up."""
+    def _ask(
+        self, drafter: Drafter, contexts: list[Context], limits: list[int]
+    ) -> tuple[list[Draft | None], float, float]:
+        """Sound drafts, the seconds that they took, and those of them that the drafter spent on catching up."""
         since_s = self._clock()
         drafts = self._guard(drafter, lambda: drafter.propose(contexts, limits)) or [None] * len(contexts)
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
-        spent_s = max(0.0, spent_s - drafter.catch_up_s)
         longest = max([len(draft) for draft in drafts if draft is not None], default=0)
         if longest and not drafter.is_free:
-            self.policy.observe_draft_cost(drafter.name, longest, spent_s)
+            self.policy.observe_draft_cost(drafter.name, longest, max(0.0, spent_s - drafter.catch_up_s))
         sound = [
             None if draft is None else self._sound(draft, limit, context)
             for draft, limit, context in zip(drafts, limits, contexts, strict=True)
         ]
-        return sound, spent_s
+        return sound, spent_s, drafter.catch_up_s
 
     def _sound(self, draft: Draft, limit: int, context: Context) -> Draft | None:
         """The nodes of a draft that can be verified: tokens of the vocabulary, none twice among siblings, not too many
@@ -151,3 +150,13 @@ class Speculator:
             self.drafters.remove(drafter)
             self.failure = f"{drafter.name}: {error!r}"
             return None
+
+
+def shared(limits: Sequence[int], room: int) -> list[int]:
+    """The limits, the largest cut so that together they are within ``room``."""
+    shares = list(limits)
+    left = room
+    for count, which in enumerate(sorted(range(len(limits)), key=lambda which: limits[which])):
+        shares[which] = min(limits[which], left // (len(limits) - count))
+        left -= shares[which]
+    return shares
