@@ -26,6 +26,9 @@ VERIFY_COST = {
 }
 """Milliseconds of a pass of a small model on two cores."""
 
+CHEAP = {1: 10.0, 9: 11.0}
+LINEAR = {1: 1.0, 64: 64.0}
+
 WRONG = 10**6
 """A token that no draft holds."""
 
@@ -118,3 +121,34 @@ def best_fixed_speedup(rate: float, cost: StepCost, draft_s: tuple[float, float]
         return tokens * cost.seconds(1) / (cost.seconds(1 + length) + drafting_s)
 
     return max(speedup(length) for length in range(65))
+
+
+def controller(cost: dict[int, float] | None = None, *, max_rows: int = 256) -> Controller:
+    """One that knows nothing but costs."""
+    return Controller(StepCost(cost or VERIFY_COST), max_rows=max_rows)
+
+
+def limits(
+    control: Controller, drafter: str, is_free: bool, ids: Sequence[int], num_rows: int, num_requests: int
+) -> list[int]:
+    """Of a step of its own."""
+    control.begin_step(num_rows, num_requests, 256)
+    return control.limits(drafter, is_free, ids)
+
+
+def choose(
+    control: Controller,
+    ids: Sequence[int],
+    drafts: Sequence[Draft | None],
+    num_rows: int,
+    num_requests: int,
+    price_s: float = 0.0,
+) -> list[Draft | None]:
+    """Of a step of its own."""
+    control.begin_step(num_rows, num_requests, 256)
+    return control.choose("d", ids, drafts, spent_s=price_s, price_s=price_s)
+
+
+def chain(length: int, confidence: float = 0.9, drafter: str = "d") -> Draft:
+    """Of tokens 0, 1, ..."""
+    return Draft.chain(range(length), [confidence] * length, drafter)

@@ -49,7 +49,7 @@ def test_a_table_that_makes_drafts_look_cheap_is_corrected_although_every_step_d
     assert speed_at_the_end(simulate(table, true, rate)) >= 0.97
 
 
-@pytest.mark.parametrize(("num_requests", "gain"), [(1, 3.0), (2, 1.8), (4, 1.2)])
+@pytest.mark.parametrize(("num_requests", "gain"), [(1, 3.6), (2, 1.8), (4, 1.2)])
 def test_a_table_that_makes_drafts_look_dear_is_corrected_although_nobody_is_asked(
     num_requests: int, gain: float
 ) -> None:

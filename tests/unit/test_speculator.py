@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import pytest
 from draft_contexts import FakeContext
+from hypothesis import given
+from hypothesis import strategies as st
 from speculation_world import VERIFY_COST, WRONG
 
 from paceline.speculate.controller import Controller
 from paceline.speculate.cost import StepCost
+from paceline.speculate.counts import ZeroReason
 from paceline.speculate.draft import Context, Draft
 from paceline.speculate.policy import FixedPolicy
-from paceline.speculate.speculator import Speculator
+from paceline.speculate.speculator import Speculator, shared
 
 VOCAB = 2 * WRONG
 
@@ -132,3 +137,91 @@ def test_catching_up_is_no_price_of_a_draft() -> None:
     model.catch_up_s = 0.0
     assert decode(speculator, FakeContext([0], request_id=1), 50, now) > 2.0
     assert speculator.draft_s > 500.0, "but it was spent"
+
+
+def test_what_costs_time_is_not_drafted_beyond_the_room() -> None:
+    contexts = [FakeContext([0], request_id=at, max_tokens=4 if at == 0 else 99) for at in range(6)]
+    for is_free, limits in ((False, [1, 1, 2, 2, 2, 2]), (True, [2, 8, 8, 8, 8, 8])):
+        drafter = Scripted("d", right_for("d", 16, 0.9), is_free=is_free)
+        speculator = Speculator([drafter], FixedPolicy(8), vocab_size=VOCAB)
+        drafts = speculator.propose(contexts, num_rows=6, room=10)
+        assert drafter.asked == [limits]
+        assert sum(len(draft) for draft in drafts if draft is not None) == 10
+
+
+@given(st.lists(st.integers(0, 9), max_size=6), st.integers(0, 40))
+def test_sharing_a_room_gives_it_out_evenly(limits: list[int], room: int) -> None:
+    shares = shared(limits, room)
+    assert sum(shares) == min(room, sum(limits))
+    assert all(0 <= share <= limit for share, limit in zip(shares, limits, strict=True))
+    cut = [share for share, limit in zip(shares, limits, strict=True) if share < limit]
+    assert not cut or max(shares) <= min(cut) + 1
+
+
+def failing(at: set[int]) -> tuple[Speculator, list[int]]:
+    """A drafter that fails when it is asked for the n-th time, n in ``at``; and the steps in which it was asked."""
+    steps: list[int] = []
+
+    def make(context: Context, limit: int) -> Draft | None:
+        steps.append(speculator._num_steps)
+        if len(steps) in at:
+            raise ZeroDivisionError("a bug")
+        return Draft.chain([1], [0.9], "d")
+
+    speculator = Speculator([Scripted("d", make)], FixedPolicy(8), vocab_size=VOCAB)
+    for _ in range(12):
+        speculator.propose([FakeContext([0])], num_rows=1, room=9)
+    return speculator, steps
+
+
+def test_a_drafter_that_fails_is_tried_again_and_three_times_in_a_row_is_enough() -> None:
+    speculator, steps = failing({1, 2})
+    assert steps == [1, 3, 7, 8, 9, 10, 11, 12]
+    assert speculator.name == "d"
+    assert speculator.counts().failure == "d: ZeroDivisionError('a bug')" == speculator.counts().document()["failure"]
+    speculator, steps = failing({1, 3, 4, 6})
+    assert steps == [1, 3, 4, 6, 10, 11], "what went well in between counts"
+    assert speculator.name == "d"
+    speculator, steps = failing({1, 2, 3})
+    assert steps == [1, 3, 7]
+    assert speculator.name == "off"
+    assert Speculator([], FixedPolicy(1), vocab_size=9).counts().failure is None
+
+
+def test_drawn_drafts_are_charged_and_credited_like_others() -> None:
+    now, cost, q = [0.0], StepCost(VERIFY_COST), np.full(4, 0.25)
+
+    def make(context: Context, limit: int) -> Draft:
+        return Draft.chain([1] * limit, [0.05] * limit, "model", [q] * limit)
+
+    model = Scripted("model", make, is_free=False, cost_s=1.0, now=now, catch_up_s=0.5)
+    policy = Controller(cost, max_rows=256)
+    speculator = Speculator([model], policy, vocab_size=VOCAB, clock=lambda: now[0])
+    context = FakeContext([0])
+    for _ in range(30):
+        (draft,) = speculator.propose([context], num_rows=1, room=60)
+        assert draft is None or len(draft) == model.asked[-1][0], "all of it or nothing"
+        num_nodes = 0 if draft is None else len(draft)
+        now[0] += cost.seconds(1 + num_nodes)
+        tokens = [1] * num_nodes + [2]
+        context.tokens += tokens
+        speculator.observe_step(1 + num_nodes, 10, cost.seconds(1 + num_nodes))
+        speculator.observe(context, draft, tokens)
+    counts = policy.counts()
+    assert counts.proposed > 20
+    assert counts.draft_s == pytest.approx(speculator.draft_s)
+    assert counts.saved_s == pytest.approx((len(context.tokens) - 1) * cost.seconds(1) - now[0], abs=1e-6)
+
+
+def test_no_match_is_a_reason_and_a_drafter_behind_changes_none() -> None:
+    policy = Controller(StepCost(VERIFY_COST), max_rows=256)
+    nothing = Scripted("nothing", lambda context, limit: None)
+    speculator = Speculator([nothing], policy, vocab_size=VOCAB)
+    speculator.propose([FakeContext([0])], num_rows=1, room=9)
+    assert speculator.finish(FakeContext([0])).zero_reason is ZeroReason.NO_MATCH
+    sure = Scripted("sure", right_for("sure", 9, 0.99))
+    model = Scripted("model", lambda context, limit: None, is_free=False)
+    speculator = Speculator([sure, model], policy, vocab_size=VOCAB)
+    assert speculator.propose([FakeContext([0])], num_rows=1, room=9) != [None]
+    assert model.asked == []
+    assert policy.counts().zero_reason is None

@@ -8,7 +8,8 @@ and d what drafting took. The best S of each size are the nodes of the largest r
 reach falls along a path. So the sizes are compared, and the best is run if its rate is enough above plain decoding's.
 Departures: TurboSpec has one length for the whole batch and a linear T; here every request has its own nodes, and T is
 the measured table. What is not verified teaches too, as far as the tokens tell, so free drafters need no probes.
-Checked by: tests/unit/test_speculate_controller.py: against all subsets of small drafts, and in simulations.
+Checked by: tests/unit/test_speculate_controller.py, against all subsets of small drafts; test_speculate_simulations.py,
+test_speculate_wrong_tables.py and test_speculate_books.py beside it, in simulations and by hand.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -29,6 +29,10 @@ COARSE_FIRST = (1, 4, 8, 16, 2, 32, 6, 12, 3, 24, 64, 48)
 
 NUM_NEEDED = 3
 """So many of ``COARSE_FIRST`` are measured whatever the budget: without 8 rows nothing says what a draft costs."""
+
+MAX_CHECKED_S, NUM_CHECKS, MAX_CHANGE = 0.05, 3, 1.3
+"""A kept table is compared with the machine where T(1) is at most so long, in so many rounds; it holds while its ratios
+are off by no more than this factor."""
 
 DRIFT_RATE = 0.1
 SHAPE_RATE = 0.04
@@ -61,6 +65,7 @@ class StepCost:
         beyond = [n for n in SIZES if n > sizes[-1]]
         self._sizes = sizes + beyond
         self._logs = [math.log(t) for t in (*times, *(times[-1] * n / sizes[-1] for n in beyond))]
+        self._largest_seen = 0  # index of the largest point that was corrected
         self._unseen = 0.0  # bound of what the logs have moved by since the table was built
         self._drift = 0.0
         self._last: tuple[int, int, float] | None = None  # rows, depth and log-ratio to the table of the step before
@@ -112,6 +117,8 @@ class StepCost:
         error = SHAPE_RATE * _clip(ratio - last[2])
         self._correct(num_rows, error)
         self._correct(last[0], -error)
+        larger = max(num_rows, last[0])
+        self._lift(larger, error if larger == num_rows else -error)
         return ratio - last[2]
 
     def _correct(self, num_rows: int, error: float) -> None:
@@ -123,6 +130,13 @@ class StepCost:
         self._logs[above] += share * error
         self._logs[below] += (1.0 - share) * error
         self._unseen += abs(error)
+
+    def _lift(self, num_rows: int, error: float) -> None:
+        """Moves the points beyond all that steps were seen at along with each smaller one: what is wrong at 2 rows
+        hardly ends there, and no larger step is tried while it looks dear. Once tried, it corrects itself."""
+        self._largest_seen = max(self._largest_seen, bisect_left(self._sizes, num_rows))
+        for index in range(self._largest_seen + 1, len(self._sizes)):
+            self._logs[index] += error
 
     def _build(self, most: int) -> list[float]:
         seconds = pooled([math.exp(log) for log in self._logs])
@@ -158,15 +172,7 @@ def measure_step_cost(
     down for a moment slows all of them. The fastest pass of each counts. 1, 4 and 8 rows are measured whatever it
     takes: of a model of 7e9 parameters that is seconds, hence ``save_step_cost``.
     """
-    most = min(executor.max_rows, executor.max_outputs, executor.num_pages * PAGE_TOKENS, executor.model.context_length)
-
-    def run(num_rows: int) -> float:
-        tokens = [token % executor.model.vocab_size for token in range(1, num_rows + 1)]
-        plan = rows_plan(tokens, 0, num_outputs=num_rows)
-        started_s = clock()
-        executor.run(plan)
-        return clock() - started_s
-
+    run, most = _timed_passes(executor, clock)
     sizes = [n for n in COARSE_FIRST if n <= most]
     started_s = clock()
     run(min(8, most))  # warms up
@@ -178,3 +184,34 @@ def measure_step_cost(
         for n in best:
             best[n] = min(best[n], run(n))
     return StepCost(best)
+
+
+def still_holds(cost: StepCost, executor: Executor, *, clock: Callable[[], float] = time.perf_counter) -> bool:
+    """Whether T(4) / T(1) and T(8) / T(1) are about what a table says that was measured before, perhaps while the
+    machine was busy. True, without a look, where a pass takes longer than ``MAX_CHECKED_S``.
+
+    Overwrites the first pages of the pool, like ``measure_step_cost``.
+    """
+    if cost.seconds(1) > MAX_CHECKED_S:
+        return True
+    run, most = _timed_passes(executor, clock)
+    sizes = [n for n in COARSE_FIRST[:NUM_NEEDED] if n <= most]
+    run(sizes[-1])  # warms up
+    rounds = [[run(n) for n in sizes] for _ in range(NUM_CHECKS)]
+    now = dict(zip(sizes, map(min, zip(*rounds, strict=True)), strict=True))
+    errors = [math.log(now[n] / now[1] / cost.relative(n)) for n in sizes]
+    return max(map(abs, errors)) <= math.log(MAX_CHANGE)
+
+
+def _timed_passes(executor: Executor, clock: Callable[[], float]) -> tuple[Callable[[int], float], int]:
+    """What runs a pass of so many rows with logits and returns its seconds; and the most rows that fit."""
+    most = min(executor.max_rows, executor.max_outputs, executor.num_pages * PAGE_TOKENS, executor.model.context_length)
+
+    def run(num_rows: int) -> float:
+        tokens = [token % executor.model.vocab_size for token in range(1, num_rows + 1)]
+        plan = rows_plan(tokens, 0, num_outputs=num_rows)
+        started_s = clock()
+        executor.run(plan)
+        return clock() - started_s
+
+    return run, most

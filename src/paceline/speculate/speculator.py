@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -13,12 +14,16 @@ from paceline.speculate.policy import Policy
 
 _T = TypeVar("_T")
 
+MAX_FAILURES = 3
+"""In a row, after which a drafter is not asked again."""
+
 
 class Speculator:
     """Drafters in the order in which they are asked, and the policy that they share.
 
-    A request whose draft of one drafter does not pay is offered to the next. A drafter that raises is not asked again;
-    ``failure`` tells what happened. Whatever drafters propose, only sound drafts come out of ``propose``.
+    A request whose draft of one drafter does not pay is offered to the next. A drafter that raises is left
+    alone for 2, then 4 steps, and is gone when it fails ``MAX_FAILURES`` times in a row; ``failure`` tells what
+    happened last. Whatever drafters propose, only sound drafts come out of ``propose``.
     """
 
     def __init__(
@@ -35,6 +40,9 @@ class Speculator:
         self.draft_s = 0.0
         self._vocab_size = vocab_size
         self._clock = clock
+        self._num_steps = 0
+        self._failures: dict[str, int] = {}  # in a row, by drafter
+        self._wakes: dict[str, int] = {}  # step from which a drafter that failed is asked again
         self._proposed: dict[int, list[Draft]] = {}  # of the step under way, by request
 
     @property
@@ -48,9 +56,12 @@ class Speculator:
         ``num_rows`` are computed in the step anyway; ``room`` is how many more there may be.
         """
         self._proposed.clear()
+        self._num_steps += 1
         chosen: list[Draft | None] = [None] * len(contexts)
         self.policy.begin_step(num_rows, len(contexts), room)
         for drafter in list(self.drafters):
+            if self._num_steps < self._wakes.get(drafter.name, 0):
+                continue
             open_ = [context for context, draft in zip(contexts, chosen, strict=True) if draft is None]
             if not open_:
                 break
@@ -105,15 +116,16 @@ class Speculator:
         return counts
 
     def counts(self) -> SpeculationCounts:
-        """What became of all drafts."""
-        return self.policy.counts()
+        """What became of all drafts. May be called from another thread."""
+        return replace(self.policy.counts(), failure=self.failure)
 
     def _ask(
         self, drafter: Drafter, contexts: list[Context], limits: list[int]
     ) -> tuple[list[Draft | None], float, float]:
         """Sound drafts, the seconds that they took, and those of them that the drafter spent on catching up."""
         since_s = self._clock()
-        drafts = self._guard(drafter, lambda: drafter.propose(contexts, limits)) or [None] * len(contexts)
+        proposed = self._guard(drafter, lambda: drafter.propose(contexts, limits))
+        drafts = proposed if proposed is not None else [None] * len(contexts)
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
         longest = max([len(draft) for draft in drafts if draft is not None], default=0)
@@ -143,13 +155,19 @@ class Speculator:
         return draft.keep(kept) if kept else None
 
     def _guard(self, drafter: Drafter, call: Callable[[], _T]) -> _T | None:
-        """What ``call`` returns; None, and the drafter is gone, when it raises: it must not cost an answer."""
+        """What ``call`` returns; None where it raises: that must not cost an answer."""
+        name = drafter.name
         try:
-            return call()
+            result = call()
         except Exception as error:
-            self.drafters.remove(drafter)
-            self.failure = f"{drafter.name}: {error!r}"
+            self.failure = f"{name}: {error!r}"
+            count = self._failures[name] = self._failures.get(name, 0) + 1
+            self._wakes[name] = self._num_steps + 2**count
+            if count >= MAX_FAILURES:
+                self.drafters.remove(drafter)
             return None
+        self._failures[name] = 0
+        return result
 
 
 def shared(limits: Sequence[int], room: int) -> list[int]:
