@@ -228,6 +228,35 @@ def test_a_drafter_that_fails_is_asked_no_more_and_costs_no_answer() -> None:
     assert engine.speculation == "off"
 
 
+class StepRecorder(TakeAll):
+    """Keeps what it is told of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, bool]] = []
+
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float, *, teaches: bool) -> None:
+        """Its rows, and whether it teaches."""
+        self.steps.append((num_rows, teaches))
+
+
+def test_every_step_is_told_and_those_with_prompts_or_a_failure_teach_nothing() -> None:
+    engine, policy = make_engine(), StepRecorder()
+    engine.use_speculator(Speculator([FixedDrafter((1, 2), (0, 1))], policy, vocab_size=VOCAB))
+    engine.add(engine.make_request([1, 2, 3, 4], SamplingParams(max_tokens=60, ignore_eos=True)))
+    for step in range(8):
+        if step == 4:
+            engine.add(engine.make_request([5] * 9, SamplingParams(max_tokens=60, ignore_eos=True)))
+        engine.step()
+    assert policy.steps == [(4, False), *[(3, True)] * 3, (12, False), *[(6, True)] * 3]
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    executor.fail_when = engine.scheduler.running[0].tokens[-1]
+    engine.step()
+    assert len(policy.steps) == engine.stats().steps == 9
+    assert policy.steps[-1] == (6, False)
+
+
 def test_an_abort_frees_the_pages_of_drafts() -> None:
     engine = make_engine()
     request = engine.make_request(PROMPTS[0], PARAMS["greedy"], seed=11)

@@ -52,10 +52,10 @@ HIGH_BREAK_EVEN = 0.35
 """Probability of a node that pays from which, in larger batches, most drafts are for nothing."""
 
 NUM_WEAK, WEAK_GAP = 2, 8
-"""A request there of which so many drafts began below that probability is asked for every so many steps."""
+"""A request there of which so many drafts began below that probability is asked every so many steps, for little."""
 
 MIN_SHARE = 4
-"""Tokens that a request of a larger batch is asked for at least, where so many could pay."""
+"""Tokens that another request of a larger batch is asked for at least, where so many could pay."""
 
 
 class Controller:
@@ -244,8 +244,9 @@ class Controller:
         for which, request_id in enumerate(request_ids):
             request = self._requests.get(request_id)
             is_weak = request is not None and request.weak.get(drafter, 0) >= NUM_WEAK
-            if is_weak and (self._num_steps + request_id) % WEAK_GAP:
-                lengths[which] = 0
+            if is_weak:
+                is_its_turn = (self._num_steps + request_id) % WEAK_GAP == 0
+                lengths[which] = min(share, MIN_SHARE) if is_its_turn else 0
         return lengths
 
     def _costly_limits(self, drafter: str, request_ids: Sequence[int], most: int) -> list[int]:
