@@ -171,6 +171,7 @@ def failing(at: set[int]) -> tuple[Speculator, list[int]]:
     speculator = Speculator([Scripted("d", make)], FixedPolicy(8), vocab_size=VOCAB)
     for _ in range(12):
         speculator.propose([FakeContext([0])], num_rows=1, room=9)
+        speculator.finish(FakeContext([0], request_id=1))  # that this goes well says nothing of its drafts
     return speculator, steps
 
 

@@ -125,6 +125,8 @@ class Speculator:
         """Sound drafts, the seconds that they took, and those of them that the drafter spent on catching up."""
         since_s = self._clock()
         proposed = self._guard(drafter, lambda: drafter.propose(contexts, limits))
+        if proposed is not None:
+            self._failures[drafter.name] = 0
         drafts = proposed if proposed is not None else [None] * len(contexts)
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
@@ -158,16 +160,14 @@ class Speculator:
         """What ``call`` returns; None where it raises: that must not cost an answer."""
         name = drafter.name
         try:
-            result = call()
+            return call()
         except Exception as error:
             self.failure = f"{name}: {error!r}"
             count = self._failures[name] = self._failures.get(name, 0) + 1
             self._wakes[name] = self._num_steps + 2**count
-            if count >= MAX_FAILURES:
+            if count >= MAX_FAILURES and drafter in self.drafters:
                 self.drafters.remove(drafter)
             return None
-        self._failures[name] = 0
-        return result
 
 
 def shared(limits: Sequence[int], room: int) -> list[int]:
