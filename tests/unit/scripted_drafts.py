@@ -19,19 +19,21 @@ class TakeAll:
         self.accepted = 0
         self.finished: list[int] = []
 
-    def limits(
-        self, drafter: str, is_free: bool, request_ids: Sequence[int], num_rows: int, num_requests: int
-    ) -> list[int]:
+    def begin_step(self, num_rows: int, num_requests: int, room: int) -> None:
+        """Not of interest."""
+
+    def limits(self, drafter: str, is_free: bool, request_ids: Sequence[int]) -> list[int]:
         """The same for all."""
         return [self.limit] * len(request_ids)
 
     def choose(
         self,
+        drafter: str,
         request_ids: Sequence[int],
         drafts: Sequence[Draft | None],
-        num_rows: int,
-        num_requests: int,
-        draft_cost_s: float,
+        *,
+        spent_s: float,
+        price_s: float,
     ) -> list[Draft | None]:
         """All of them."""
         return list(drafts)
@@ -42,10 +44,10 @@ class TakeAll:
             self.verified += len(verified)
             self.accepted += len(tokens) - 1
 
-    def observe_draft_cost(self, drafter: str, num_tokens: int, elapsed_s: float) -> None:
+    def observe_draft_cost(self, drafter: str, longest: int, elapsed_s: float) -> None:
         """Not of interest."""
 
-    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float, *, teaches: bool) -> None:
         """Not of interest."""
 
     def counts(self) -> SpeculationCounts:

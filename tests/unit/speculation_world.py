@@ -26,6 +26,9 @@ VERIFY_COST = {
 }
 """Milliseconds of a pass of a small model on two cores."""
 
+CHEAP = {1: 10.0, 9: 11.0}
+LINEAR = {1: 1.0, 64: 64.0}
+
 WRONG = 10**6
 """A token that no draft holds."""
 
@@ -35,7 +38,7 @@ class World:
     """Requests that are drafted for chains of which each token is right with probability ``rate(step)``, whatever
     ``confidence`` says.
 
-    draft_s   fixed part and part per token of a drafter's time; None: a free one
+    draft_s   fixed part of a drafter's time and part per token of the longest draft; None: a free one
     """
 
     rate: Callable[[int], float]
@@ -72,7 +75,8 @@ class World:
         controller, count = self.controller, self.num_requests
         assert controller is not None
         ids = list(range(count))
-        limits = controller.limits("coin", self.draft_s is None, ids, count, count)
+        controller.begin_step(count, count, 256)
+        limits = controller.limits("coin", self.draft_s is None, ids)
         drafts = [
             Draft.chain(range(limit), [self.confidence] * limit, "coin") if limit > 0 else None for limit in limits
         ]
@@ -82,9 +86,9 @@ class World:
         if num_drafted:
             self.asked_steps.append(step)
             if self.draft_s is not None:
-                draft_s = self.draft_s[0] + self.draft_s[1] * num_drafted
-                controller.observe_draft_cost("coin", num_drafted, draft_s)
-            chosen = controller.choose(ids, drafts, count, count, draft_s)
+                draft_s = self.draft_s[0] + self.draft_s[1] * max(limits)
+                controller.observe_draft_cost("coin", max(limits), draft_s)
+            chosen = controller.choose("coin", ids, drafts, spent_s=draft_s, price_s=draft_s)
         num_rows = count + sum(len(draft) for draft in chosen if draft is not None)
         elapsed_s = self.true_cost.seconds(num_rows)
         produced = 0
@@ -117,3 +121,34 @@ def best_fixed_speedup(rate: float, cost: StepCost, draft_s: tuple[float, float]
         return tokens * cost.seconds(1) / (cost.seconds(1 + length) + drafting_s)
 
     return max(speedup(length) for length in range(65))
+
+
+def controller(cost: dict[int, float] | None = None, *, max_rows: int = 256) -> Controller:
+    """One that knows nothing but costs."""
+    return Controller(StepCost(cost or VERIFY_COST), max_rows=max_rows)
+
+
+def limits(
+    control: Controller, drafter: str, is_free: bool, ids: Sequence[int], num_rows: int, num_requests: int
+) -> list[int]:
+    """Of a step of its own."""
+    control.begin_step(num_rows, num_requests, 256)
+    return control.limits(drafter, is_free, ids)
+
+
+def choose(
+    control: Controller,
+    ids: Sequence[int],
+    drafts: Sequence[Draft | None],
+    num_rows: int,
+    num_requests: int,
+    price_s: float = 0.0,
+) -> list[Draft | None]:
+    """Of a step of its own."""
+    control.begin_step(num_rows, num_requests, 256)
+    return control.choose("d", ids, drafts, spent_s=price_s, price_s=price_s)
+
+
+def chain(length: int, confidence: float = 0.9, drafter: str = "d") -> Draft:
+    """Of tokens 0, 1, ..."""
+    return Draft.chain(range(length), [confidence] * length, drafter)

@@ -19,6 +19,7 @@ from paceline.engine.request import Request
 from paceline.executors.base import StepPlan, StepResult
 from paceline.params import SamplingParams
 from paceline.speculate.draft import Context, Draft, Drafter
+from paceline.speculate.policy import FixedPolicy
 from paceline.speculate.speculator import Speculator
 
 VOCAB = 97
@@ -298,6 +299,35 @@ def test_a_drafter_that_fails_is_asked_no_more_and_costs_no_answer() -> None:
     assert engine.speculation == "off"
 
 
+class StepRecorder(TakeAll):
+    """Keeps what it is told of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, bool]] = []
+
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float, *, teaches: bool) -> None:
+        """Its rows, and whether it teaches."""
+        self.steps.append((num_rows, teaches))
+
+
+def test_every_step_is_told_and_those_with_prompts_or_a_failure_teach_nothing() -> None:
+    engine, policy = make_engine(), StepRecorder()
+    engine.use_speculator(Speculator([FixedDrafter((1, 2), (0, 1))], policy, vocab_size=VOCAB))
+    engine.add(engine.make_request([1, 2, 3, 4], SamplingParams(max_tokens=60, ignore_eos=True)))
+    for step in range(8):
+        if step == 4:
+            engine.add(engine.make_request([5] * 9, SamplingParams(max_tokens=60, ignore_eos=True)))
+        engine.step()
+    assert policy.steps == [(4, False), *[(3, True)] * 3, (12, False), *[(6, True)] * 3]
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    executor.fail_when = engine.scheduler.running[0].tokens[-1]
+    engine.step()
+    assert len(policy.steps) == engine.stats().steps == 9
+    assert policy.steps[-1] == (6, False)
+
+
 def test_an_abort_frees_the_pages_of_drafts() -> None:
     engine = make_engine()
     request = engine.make_request(PROMPTS[0], PARAMS["greedy"], seed=11)
@@ -369,3 +399,32 @@ def test_exact_acceptance_keeps_the_law() -> None:
         share = (plain_counts[outcome] + drafted[outcome]) / (2 * num_seeds)
         deviation = math.sqrt(2 * share * (1 - share) * num_seeds)
         assert abs(plain_counts[outcome] - drafted[outcome]) < 5 * deviation + 1, outcome
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_what_became_output_is_counted_also_where_an_answer_ends_inside_a_draft(at: int) -> None:
+    """A pass gives the first token, the next one three that are drafted and one more; token ``at`` ends the answer."""
+    answer = reference_tokens(PROMPTS[0], 9)
+    params = SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=(answer[at],))
+    engine = make_engine()
+    request = engine.make_request(PROMPTS[0], params)
+    drafter = RightDrafter([*PROMPTS[0], *answer])
+    engine.use_speculator(Speculator([drafter], FixedPolicy(3), vocab_size=VOCAB))
+    (completion,) = run(engine, [request])
+    assert completion.token_ids == answer[: at + 1]
+    assert completion.speculation is not None
+    assert (completion.speculation.proposed, completion.speculation.accepted) == (3, min(at, 3))
+
+
+class RightDrafter(FixedDrafter):
+    """Proposes what comes."""
+
+    def __init__(self, truth: Sequence[int]) -> None:
+        super().__init__((1,), (0,))
+        self._truth = truth
+
+    def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+        """As many as are wanted."""
+        (context,) = contexts
+        right = self._truth[len(context.tokens) :][: limits[0]]
+        return [Draft.chain(right, [1.0] * len(right), self.name)]

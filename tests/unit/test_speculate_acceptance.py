@@ -126,6 +126,17 @@ def test_draft_cost_of_one_length_is_per_token_and_never_negative() -> None:
     assert cost.fixed_s >= 0.0
 
 
+def test_a_draft_cost_that_was_not_seen_for_long_is_soon_another() -> None:
+    cost = DraftCost()
+    cost.age()
+    for _ in range(50):
+        cost.observe(4, 4000.0)
+    for _ in range(4):
+        cost.age()
+        cost.observe(1, 2.0)
+    assert cost.fixed_s + cost.per_token_s < 20.0
+
+
 def due_steps(num_steps: int, went_well: list[bool]) -> list[int]:
     probing, due = Probing(), []
     for step in range(num_steps):
@@ -148,3 +159,10 @@ def test_a_probe_that_went_well_is_followed_by_another_and_pays_begins_anew() ->
         probing.is_due()
     probing.pays()
     assert [probing.is_due() for _ in range(4)] == [True, False, True, False]
+    probing = Probing()
+    due = []
+    for step in range(20):
+        if probing.is_due(too_dear=True):
+            due.append(step)
+            probing.outcome(True)
+    assert due == [0, 2, 6, 14], "as rarely as if it went badly"

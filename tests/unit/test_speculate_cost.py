@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.executors.base import StepPlan
 from paceline.speculate import cost_memory
-from paceline.speculate.cost import COARSE_FIRST, SHAPE_RATE, SIZES, StepCost, measure_step_cost, pooled
+from paceline.speculate.cost import COARSE_FIRST, SHAPE_RATE, SIZES, StepCost, measure_step_cost, pooled, still_holds
 from paceline.speculate.cost_memory import MAX_ENTRIES, cost_key, load_step_cost, save_step_cost
 
 TABLE = {1: 7.0, 2: 7.5, 4: 9.0, 8: 14.0, 16: 25.0, 32: 48.0, 64: 95.0}
@@ -121,6 +121,53 @@ def test_both_steps_of_a_pair_share_the_error() -> None:
         cost.observe(8, 100, 14.0 * math.exp(0.2))
     moved = math.log(cost.relative(8) / 2.0)
     assert 3 * SHAPE_RATE * 0.2 < moved <= 3 * 2 * SHAPE_RATE * 0.2
+
+
+def test_points_beyond_all_that_were_seen_follow_the_smaller_ones() -> None:
+    cost = StepCost(TABLE)
+
+    def pairs(n: int, count: int) -> None:
+        """Steps of 1 and of n rows, the latter too slow by a fifth."""
+        for _ in range(count):
+            cost.observe(1, 100, cost.seconds(1))
+            cost.observe(n, 100, cost.seconds(n) * 1.2)
+
+    pairs(4, 8)
+    assert cost.relative(4) > 1.1 * 9 / 7
+    assert (cost.relative(8, 4), cost.relative(64, 4)) == pytest.approx((14 / 9, 95 / 9))
+    pairs(8, 2)
+    eight = cost.seconds(8) / cost.seconds(4)
+    pairs(4, 8)
+    assert cost.seconds(8) / cost.seconds(4) < 0.95 * eight, "it was seen: it stays"
+    assert cost.relative(64, 32) == pytest.approx(95 / 48)
+
+
+@pytest.mark.parametrize(
+    ("table", "true", "agrees"),
+    [
+        (TABLE, TABLE, True),
+        (TABLE, {n: 3 * t for n, t in TABLE.items()}, True),
+        (TABLE, {**TABLE, 8: 17.5}, True),
+        (TABLE, {**TABLE, 8: 19.0}, False),
+        (TABLE, {**TABLE, 1: 5.0}, False),
+        ({n: 8 * t for n, t in TABLE.items()}, {**TABLE, 1: 5.0}, True),
+    ],
+    ids=["same", "slower", "a little", "8 rows", "1 row", "too slow to look"],
+)
+def test_a_kept_table_is_compared_with_the_machine(
+    table: dict[int, float], true: dict[int, float], agrees: bool
+) -> None:
+    cost = StepCost({n: t / 1000 for n, t in table.items()})
+    machine = StepCost({n: t / 1000 for n, t in true.items()})
+    executor = FormulaExecutor(machine.seconds)
+    assert still_holds(cost, executor, clock=executor.clock) is agrees  # type: ignore[arg-type]
+    assert len(executor.log) < 16
+    assert (executor.log == []) == (cost.seconds(1) > 0.05)
+
+
+def test_a_kept_table_is_compared_where_only_one_row_fits() -> None:
+    executor = FormulaExecutor(formula, max_rows=1)
+    assert still_holds(StepCost({1: 0.007}), executor, clock=executor.clock)  # type: ignore[arg-type]
 
 
 def test_steps_of_unlike_depth_are_not_compared() -> None:

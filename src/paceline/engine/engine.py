@@ -209,10 +209,11 @@ class Engine:
             self._executor_s += end - start
             self._steps += 1
             self._rows += len(plan.tokens)
+            if self._speculator is not None:
+                num_tokens = sum([len(request.tokens) for request in schedule.requests])
+                teaches = result is not None and len(plan.logit_rows) == len(plan.tokens)
+                self._speculator.observe_step(len(plan.tokens), num_tokens, end - start, teaches=teaches)
             if result is not None:
-                if self._speculator is not None and len(plan.logit_rows) == len(plan.tokens):
-                    num_tokens = sum([len(request.tokens) for request in schedule.requests])
-                    self._speculator.observe_step(len(plan.tokens), num_tokens, end - start)
                 num_drafted = sum([len(r.draft) for r in schedule.requests if r.draft is not None])
                 self._pacer.observe(len(schedule.requests), len(plan.tokens) - num_drafted, end - start)
                 updates += self._commit(plan, schedule, result, end)

@@ -15,7 +15,7 @@ from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, pages_for
 from paceline.speculate.controller import Controller
-from paceline.speculate.cost import StepCost, measure_step_cost
+from paceline.speculate.cost import StepCost, measure_step_cost, still_holds
 from paceline.speculate.cost_memory import cost_key, load_step_cost, save_step_cost
 from paceline.speculate.draft import Drafter
 from paceline.speculate.draft_model import DraftModelDrafter, check_vocabularies
@@ -111,7 +111,7 @@ def use_speculation(
     """Has ``engine``, which has not run yet, verify what the drafters of ``config.speculate`` propose.
 
     ``target`` is the executor that was loaded, where the engine has got one around it.
-    What steps cost is measured now; with a ``model_identity`` only if it was not measured and kept before.
+    What steps cost is measured now; with a ``model_identity`` only if what was measured and kept before does not hold.
     """
     names = parse_speculate(config.speculate or "off")
     if not names:
@@ -123,18 +123,18 @@ def use_speculation(
     if config.draft_tokens is not None:
         policy = FixedPolicy(config.draft_tokens)
     else:
-        policy = Controller(_step_cost(executor, model_identity), max_rows=engine.max_speculated_rows)
+        policy = Controller(_step_cost(executor, config, model_identity), max_rows=engine.max_speculated_rows)
     speculator = Speculator(drafters, policy, vocab_size=executor.model.vocab_size)
     engine.use_speculator(speculator)
     return speculator
 
 
-def _step_cost(executor: Executor, model_identity: str | None) -> StepCost:
+def _step_cost(executor: Executor, config: EngineConfig, model_identity: str | None) -> StepCost:
     if model_identity is None:
         return measure_step_cost(executor)
-    key = cost_key(model_identity, executor.path())
+    key = cost_key(f"{model_identity} {config.weights} {config.head_bits}", executor.path())
     cost = load_step_cost(key)
-    if cost is None:
+    if cost is None or not still_holds(cost, executor):
         cost = measure_step_cost(executor)
         if max(cost.measured) >= NUM_ROWS_TO_KEEP:
             save_step_cost(key, cost)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -29,6 +29,10 @@ COARSE_FIRST = (1, 4, 8, 16, 2, 32, 6, 12, 3, 24, 64, 48)
 
 NUM_NEEDED = 3
 """So many of ``COARSE_FIRST`` are measured whatever the budget: without 8 rows nothing says what a draft costs."""
+
+MAX_CHECKED_S, NUM_CHECKS, MAX_CHANGE = 0.05, 3, 1.3
+"""A kept table is compared with the machine where T(1) is at most so long, in so many rounds; it holds while its ratios
+are off by no more than this factor."""
 
 DRIFT_RATE = 0.1
 SHAPE_RATE = 0.04
@@ -61,6 +65,7 @@ class StepCost:
         beyond = [n for n in SIZES if n > sizes[-1]]
         self._sizes = sizes + beyond
         self._logs = [math.log(t) for t in (*times, *(times[-1] * n / sizes[-1] for n in beyond))]
+        self._largest_seen = 0  # index of the largest point that was corrected
         self._unseen = 0.0  # bound of what the logs have moved by since the table was built
         self._drift = 0.0
         self._last: tuple[int, int, float] | None = None  # rows, depth and log-ratio to the table of the step before
@@ -88,8 +93,10 @@ class StepCost:
         shape = self.shape(max(num_rows, to))
         return shape[num_rows] / shape[to]
 
-    def observe(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
+    def observe(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> float:
         """Takes in what a step took. ``num_tokens_attended``: tokens of the step's requests, each counted once.
+        Returns by how much the logarithm of its ratio to the table was above that of the step before; 0 where the two
+        cannot be compared.
 
         A slow machine and a wrong shape look alike in one step. They differ in two: steps that follow each other share
         the machine's speed, so what their ratios to the table differ by is the shape's error, and half of it belongs
@@ -98,17 +105,21 @@ class StepCost:
         """
         if num_rows > self._sizes[-1] or elapsed_s <= 0.0:
             self._last = None
-            return
+            return 0.0
         ratio = math.log(elapsed_s / self.shape(num_rows)[num_rows])
         self._drift += DRIFT_RATE * _clip(ratio - self._drift)
         last, self._last = self._last, (num_rows, num_tokens_attended, ratio)
         if last is None or last[0] == num_rows:
-            return
+            return 0.0
         shallow, deep = sorted((num_tokens_attended, last[1]))
-        if deep <= SAME_DEPTH * shallow + PAGE_TOKENS:
-            error = SHAPE_RATE * _clip(ratio - last[2])
-            self._correct(num_rows, error)
-            self._correct(last[0], -error)
+        if deep > SAME_DEPTH * shallow + PAGE_TOKENS:
+            return 0.0
+        error = SHAPE_RATE * _clip(ratio - last[2])
+        self._correct(num_rows, error)
+        self._correct(last[0], -error)
+        larger = max(num_rows, last[0])
+        self._lift(larger, error if larger == num_rows else -error)
+        return ratio - last[2]
 
     def _correct(self, num_rows: int, error: float) -> None:
         """Moves the points on both sides of ``num_rows``, each by its weight in the line between them."""
@@ -119,6 +130,13 @@ class StepCost:
         self._logs[above] += share * error
         self._logs[below] += (1.0 - share) * error
         self._unseen += abs(error)
+
+    def _lift(self, num_rows: int, error: float) -> None:
+        """Moves the points beyond all that steps were seen at along with each smaller one: what is wrong at 2 rows
+        hardly ends there, and no larger step is tried while it looks dear. Once tried, it corrects itself."""
+        self._largest_seen = max(self._largest_seen, bisect_left(self._sizes, num_rows))
+        for index in range(self._largest_seen + 1, len(self._sizes)):
+            self._logs[index] += error
 
     def _build(self, most: int) -> list[float]:
         seconds = pooled([math.exp(log) for log in self._logs])
@@ -154,15 +172,7 @@ def measure_step_cost(
     down for a moment slows all of them. The fastest pass of each counts. 1, 4 and 8 rows are measured whatever it
     takes: of a model of 7e9 parameters that is seconds, hence ``save_step_cost``.
     """
-    most = min(executor.max_rows, executor.max_outputs, executor.num_pages * PAGE_TOKENS, executor.model.context_length)
-
-    def run(num_rows: int) -> float:
-        tokens = [token % executor.model.vocab_size for token in range(1, num_rows + 1)]
-        plan = rows_plan(tokens, 0, num_outputs=num_rows)
-        started_s = clock()
-        executor.run(plan)
-        return clock() - started_s
-
+    run, most = _timed_passes(executor, clock)
     sizes = [n for n in COARSE_FIRST if n <= most]
     started_s = clock()
     run(min(8, most))  # warms up
@@ -174,3 +184,34 @@ def measure_step_cost(
         for n in best:
             best[n] = min(best[n], run(n))
     return StepCost(best)
+
+
+def still_holds(cost: StepCost, executor: Executor, *, clock: Callable[[], float] = time.perf_counter) -> bool:
+    """Whether T(4) / T(1) and T(8) / T(1) are about what a table says that was measured before, perhaps while the
+    machine was busy. True, without a look, where a pass takes longer than ``MAX_CHECKED_S``.
+
+    Overwrites the first pages of the pool, like ``measure_step_cost``.
+    """
+    if cost.seconds(1) > MAX_CHECKED_S:
+        return True
+    run, most = _timed_passes(executor, clock)
+    sizes = [n for n in COARSE_FIRST[:NUM_NEEDED] if n <= most]
+    run(sizes[-1])  # warms up
+    rounds = [[run(n) for n in sizes] for _ in range(NUM_CHECKS)]
+    now = dict(zip(sizes, map(min, zip(*rounds, strict=True)), strict=True))
+    errors = [math.log(now[n] / now[1] / cost.relative(n)) for n in sizes]
+    return max(map(abs, errors)) <= math.log(MAX_CHANGE)
+
+
+def _timed_passes(executor: Executor, clock: Callable[[], float]) -> tuple[Callable[[int], float], int]:
+    """What runs a pass of so many rows with logits and returns its seconds; and the most rows that fit."""
+    most = min(executor.max_rows, executor.max_outputs, executor.num_pages * PAGE_TOKENS, executor.model.context_length)
+
+    def run(num_rows: int) -> float:
+        tokens = [token % executor.model.vocab_size for token in range(1, num_rows + 1)]
+        plan = rows_plan(tokens, 0, num_outputs=num_rows)
+        started_s = clock()
+        executor.run(plan)
+        return clock() - started_s
+
+    return run, most

@@ -41,6 +41,7 @@ class SpeculationCounts:
     draft_s             the latter
     drafters            by name
     zero_reason         why the last step verified nothing; None where it did
+    failure             what a drafter raised last; None where none did
     """
 
     steps: int = 0
@@ -52,6 +53,7 @@ class SpeculationCounts:
     draft_s: float = 0.0
     drafters: Mapping[str, DrafterCounts] = field(default_factory=dict)
     zero_reason: ZeroReason | None = None
+    failure: str | None = None
 
     @property
     def mean_accepted_length(self) -> float:
@@ -73,6 +75,7 @@ class SpeculationCounts:
             "draft_s": self.draft_s,
             "drafters": {name: asdict(counts) for name, counts in self.drafters.items()},
             "zero_reason": None if self.zero_reason is None else self.zero_reason.value,
+            "failure": self.failure,
         }
 
 
@@ -96,8 +99,8 @@ class Tally:
         self._accepted_to[num_accepted] += 1
 
     def snapshot(self, zero_reason: ZeroReason | None) -> SpeculationCounts:
-        """As it stands."""
-        drafters = {name: DrafterCounts(*counts) for name, counts in self._drafters.items()}
+        """As it stands. May be called from another thread while counts grow."""
+        drafters = {name: DrafterCounts(*counts) for name, counts in self._drafters.copy().items()}
         longest = max((depth for depth, count in enumerate(self._proposed_to) if count), default=0)
         return SpeculationCounts(
             steps=sum(counts.steps for counts in drafters.values()),

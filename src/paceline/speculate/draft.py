@@ -119,6 +119,14 @@ class Draft:
             depths.append(depths[parent] + 1)
         return depths[1:]
 
+    def num_taken(self, tokens: Sequence[int]) -> int:
+        """How many of its nodes, from row 0 down, became the beginning of ``tokens``."""
+        row = depth = 0
+        for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True)):
+            if parent == row and depth < len(tokens) and token == tokens[depth]:
+                row, depth = node + 1, depth + 1
+        return depth
+
     def in_branches(self) -> Draft:
         """The same tree depth first, so that the nodes of a branch are neighbours: ``branch_starts`` tells where."""
         if self.is_chain:

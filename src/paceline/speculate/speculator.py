@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,12 +15,16 @@ from paceline.speculate.policy import Policy
 
 _T = TypeVar("_T")
 
+MAX_FAILURES = 3
+"""In a row, after which a drafter is not asked again."""
+
 
 class Speculator:
     """Drafters in the order in which they are asked, and the policy that they share.
 
-    A request whose draft of one drafter does not pay is offered to the next. A drafter that raises is not asked again;
-    ``failure`` tells what happened. Whatever drafters propose, only sound drafts come out of ``propose``.
+    A request whose draft of one drafter does not pay is offered to the next. A drafter that raises is left
+    alone for 2, then 4 steps, and is gone when it fails ``MAX_FAILURES`` times in a row; ``failure`` tells what
+    happened last. Whatever drafters propose, only sound drafts come out of ``propose``.
     """
 
     def __init__(
@@ -36,7 +41,10 @@ class Speculator:
         self.draft_s = 0.0
         self._vocab_size = vocab_size
         self._clock = clock
-        self._proposed: dict[int, Draft] = {}
+        self._num_steps = 0
+        self._failures: dict[str, int] = {}  # in a row, by drafter
+        self._wakes: dict[str, int] = {}  # step from which a drafter that failed is asked again
+        self._proposed: dict[int, list[Draft]] = {}  # of the step under way, by request
 
     @property
     def name(self) -> str:
@@ -48,50 +56,57 @@ class Speculator:
 
         ``num_rows`` are computed in the step anyway; ``room`` is how many more there may be.
         """
+        self._proposed.clear()
+        self._num_steps += 1
         chosen: list[Draft | None] = [None] * len(contexts)
-        num_requests = len(contexts)
+        self.policy.begin_step(num_rows, len(contexts), room)
         for drafter in list(self.drafters):
-            open_ = [at for at, draft in enumerate(chosen) if draft is None]
-            ids = [contexts[at].request_id for at in open_]
-            limits = self.policy.limits(drafter.name, drafter.is_free, ids, num_rows, num_requests)
-            asked = []
-            for at, limit in zip(open_, limits, strict=True):
-                context = contexts[at]
-                limit = min(limit, room, MAX_NODES, context.max_tokens - len(context.tokens) - 1)
-                if limit > 0:
-                    asked.append((at, limit))
+            if self._num_steps < self._wakes.get(drafter.name, 0):
+                continue
+            open_ = [context for context, draft in zip(contexts, chosen, strict=True) if draft is None]
+            if not open_:
+                break
+            limits = self._limits(drafter, open_, room)
+            asked = [context for context, limit in zip(open_, limits, strict=True) if limit > 0]
             if not asked:
                 continue
-            drafts, spent_s = self._ask(drafter, [contexts[at] for at, _ in asked], [limit for _, limit in asked])
-            if not any(drafts):
-                continue
-            # A draft that was drawn is taken as it is: to drop a node for its own token would bend the law of exact
-            # acceptance.
-            choice = [draft if draft is None or draft.q is None else None for draft in drafts]
-            ids = [contexts[at].request_id for at, _ in asked]
-            picked = self.policy.choose(ids, choice, num_rows, num_requests, spent_s) if any(choice) else choice
-            for (at, _), draft, pick in zip(asked, drafts, picked, strict=True):
+            ids = [context.request_id for context in asked]
+            drafts, spent_s, catch_up_s = self._ask(drafter, asked, [limit for limit in limits if limit > 0])
+            price_s = 0.0 if drafter.is_free else max(0.0, spent_s - catch_up_s)
+            picked = self.policy.choose(drafter.name, ids, drafts, spent_s=spent_s, price_s=price_s)
+            picks: dict[int, Draft] = {}
+            for request_id, draft, pick in zip(ids, drafts, picked, strict=True):
                 if draft is not None:
-                    self._proposed[contexts[at].request_id] = draft
-                if draft is not None and draft.q is not None:
-                    pick = draft
+                    self._proposed.setdefault(request_id, []).append(draft)
                 if pick is not None and len(pick) > room:
                     pick = pick.keep(range(room)) if room else None
                 if pick is not None:
-                    chosen[at] = pick
-                    num_rows += len(pick)
+                    picks[request_id] = pick
                     room -= len(pick)
+            chosen = [draft or picks.get(context.request_id) for draft, context in zip(chosen, contexts, strict=True)]
         return chosen
 
-    def observe(self, context: Context, verified: Draft | None, tokens: Sequence[int]) -> None:
-        """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft."""
-        proposed = self._proposed.pop(context.request_id, None)
-        if proposed is not None:
-            self.policy.observe(context.request_id, proposed, verified, tokens)
+    def _limits(self, drafter: Drafter, contexts: Sequence[Context], room: int) -> list[int]:
+        """How many tokens are worth asking for, for each request. What costs time is not drafted beyond the room."""
+        ids = [context.request_id for context in contexts]
+        limits = [
+            max(0, min(limit, room, MAX_NODES, context.max_tokens - len(context.tokens) - 1))
+            for context, limit in zip(contexts, self.policy.limits(drafter.name, drafter.is_free, ids), strict=True)
+        ]
+        return limits if drafter.is_free else shared(limits, room)
 
-    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float) -> None:
-        """Learns what a step took; see ``Policy``."""
-        self.policy.observe_step(num_rows, num_tokens_attended, elapsed_s)
+    def observe(self, context: Context, verified: Draft | None, tokens: Sequence[int]) -> None:
+        """Learns from the ``tokens`` that a request got in a step in which ``verified`` was its draft.
+
+        All that was proposed for it is compared with them, also by a drafter whose draft did not pay.
+        """
+        for proposed in self._proposed.pop(context.request_id, ()):
+            ran = verified if verified is not None and verified.drafter == proposed.drafter else None
+            self.policy.observe(context.request_id, proposed, ran, tokens)
+
+    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float, *, teaches: bool = True) -> None:
+        """Learns what a step took, every one; see ``Policy``."""
+        self.policy.observe_step(num_rows, num_tokens_attended, elapsed_s, teaches=teaches)
 
     @property
     def observes_hidden(self) -> bool:
@@ -113,23 +128,28 @@ class Speculator:
         return counts
 
     def counts(self) -> SpeculationCounts:
-        """What became of all drafts."""
-        return self.policy.counts()
+        """What became of all drafts. May be called from another thread."""
+        return replace(self.policy.counts(), failure=self.failure)
 
-    def _ask(self, drafter: Drafter, contexts: list[Context], limits: list[int]) -> tuple[list[Draft | None], float]:
-        """Sound drafts, and the seconds that they took."""
+    def _ask(
+        self, drafter: Drafter, contexts: list[Context], limits: list[int]
+    ) -> tuple[list[Draft | None], float, float]:
+        """Sound drafts, the seconds that they took, and those of them that the drafter spent on catching up."""
         since_s = self._clock()
-        drafts = self._guard(drafter, lambda: drafter.propose(contexts, limits)) or [None] * len(contexts)
+        proposed = self._guard(drafter, lambda: drafter.propose(contexts, limits))
+        if proposed is not None:
+            self._failures[drafter.name] = 0
+        drafts = proposed if proposed is not None else [None] * len(contexts)
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
-        num_tokens = sum([len(draft) for draft in drafts if draft is not None])
-        if num_tokens and not drafter.is_free:
-            self.policy.observe_draft_cost(drafter.name, num_tokens, spent_s)
+        longest = max([len(draft) for draft in drafts if draft is not None], default=0)
+        if longest and not drafter.is_free:
+            self.policy.observe_draft_cost(drafter.name, longest, max(0.0, spent_s - drafter.catch_up_s))
         sound = [
             None if draft is None else self._sound(draft, limit, context)
             for draft, limit, context in zip(drafts, limits, contexts, strict=True)
         ]
-        return sound, spent_s
+        return sound, spent_s, drafter.catch_up_s
 
     def _sound(self, draft: Draft, limit: int, context: Context) -> Draft | None:
         """The nodes of a draft that can be verified: tokens of the vocabulary, none twice among siblings, not too many
@@ -149,10 +169,24 @@ class Speculator:
         return draft.keep(kept) if kept else None
 
     def _guard(self, drafter: Drafter, call: Callable[[], _T]) -> _T | None:
-        """What ``call`` returns; None, and the drafter is gone, when it raises: it must not cost an answer."""
+        """What ``call`` returns; None where it raises: that must not cost an answer."""
+        name = drafter.name
         try:
             return call()
         except Exception as error:
-            self.drafters.remove(drafter)
-            self.failure = f"{drafter.name}: {error!r}"
+            self.failure = f"{name}: {error!r}"
+            count = self._failures[name] = self._failures.get(name, 0) + 1
+            self._wakes[name] = self._num_steps + 2**count
+            if count >= MAX_FAILURES and drafter in self.drafters:
+                self.drafters.remove(drafter)
             return None
+
+
+def shared(limits: Sequence[int], room: int) -> list[int]:
+    """The limits, the largest cut so that together they are within ``room``."""
+    shares = list(limits)
+    left = room
+    for count, which in enumerate(sorted(range(len(limits)), key=lambda which: limits[which])):
+        shares[which] = min(limits[which], left // (len(limits) - count))
+        left -= shares[which]
+    return shares

@@ -17,22 +17,36 @@ MAX_BACKOFF = 8
 """Largest gap between probes is 2**MAX_BACKOFF steps: the length of an answer."""
 
 
+AGED_WEIGHT = 0.25
+"""Of all times together after the drafter was not asked for a while: the next one counts for four times as much."""
+
+
 class DraftCost:
-    """Seconds of a draft of x tokens, fixed + per_token * x: a running regression. Without variation in x all of it
-    counts as per token."""
+    """Seconds of drafts of which the longest has x tokens, fixed + per_token * x: a running regression. A drafter's
+    passes go by the longest draft and hardly by how many requests share them. Without variation in x all of it counts
+    as per token."""
 
     def __init__(self) -> None:
         self.fixed_s = 0.0
         self.per_token_s = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
-    def observe(self, num_tokens: int, elapsed_s: float) -> None:
-        """Takes a draft's time in."""
+    def age(self) -> None:
+        """The drafter has not been asked for a while: what it took then may be what no draft takes again."""
+        kept = min(1.0, AGED_WEIGHT / self._weight) if self._weight else 1.0
+        self._weight *= kept
+        self._x *= kept
+        self._y *= kept
+        self._xx *= kept
+        self._xy *= kept
+
+    def observe(self, longest: int, elapsed_s: float) -> None:
+        """Takes in the time of drafts of up to ``longest`` tokens."""
         self._weight = self._weight * MEMORY + 1.0
-        self._x = self._x * MEMORY + num_tokens
+        self._x = self._x * MEMORY + longest
         self._y = self._y * MEMORY + elapsed_s
-        self._xx = self._xx * MEMORY + num_tokens**2
-        self._xy = self._xy * MEMORY + num_tokens * elapsed_s
+        self._xx = self._xx * MEMORY + longest**2
+        self._xy = self._xy * MEMORY + longest * elapsed_s
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         ratio = mean_y / mean_x
         spread = self._xx / self._weight - mean_x**2
@@ -60,9 +74,11 @@ class Probing:
         self.active, self.under_way = True, False
         self._backoff, self._wait, self._went_well = 0, 1, False
 
-    def is_due(self) -> bool:
-        """Counts a step in which it does not pay; True where this one is to be a probe."""
+    def is_due(self, *, too_dear: bool = False) -> bool:
+        """Counts a step in which it does not pay; True where this one is to be a probe. While it would be ``too_dear``
+        with every token right, a probe that went well is no reason for another."""
         self.active = False
+        self._went_well = self._went_well and not too_dear
         self._wait -= 1
         if self._wait > 0 and not self._went_well:
             return False
