@@ -77,8 +77,8 @@ BUILT_IN = (
     Conversation(
         "copying",
         (
-            "Return this text, with the word America changed to Corea wherever it stands, and nothing else:\n\n"
-            + TEXT.split("\n\n")[1],
+            'Copy the following text word for word, replacing "British" by "French". Output only the text.\n\n'
+            + TEXT.split("\n\n")[3].replace("\n", " "),
         ),
     ),
     Conversation("summary", ("Summarize this text in five sentences:\n\n" + "\n\n".join(TEXT.split("\n\n")[:3]),)),
