@@ -2,7 +2,7 @@
 
 Definitions: decoding is the time from an answer's first token to its last, so prompts are left out; ``end_to_end``
 counts them. With several requests at a time it is the time of all, prompts included, for both. The mean accepted
-length is output tokens over passes; ``distinct_4`` is the share of the answers' 4-grams that differ: a small model that
+length is output tokens over passes; ``distinct_4`` is the share of an answer's 4-grams that differ: a small model that
 repeats itself flatters drafts that look things up.
 """
 
@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,8 @@ class Category:
     passes: int = 0
     num_answers: int = 0
     num_equal: int = 0
-    four_grams: list[tuple[int, ...]] = field(default_factory=list)
+    num_four_grams: int = 0
+    num_distinct: int = 0
 
     def document(self, *, is_random: bool) -> dict[str, Any]:
         """As plain data for JSON. ``is_random``: answers need not be equal, so nothing is said about that."""
@@ -63,7 +64,7 @@ class Category:
             "tokens_per_s": _rate(self.drafted_tokens, self.drafted_s),
             "plain_tokens_per_s": _rate(self.plain_tokens, self.plain_s),
             "mean_accepted_length": self.drafted_tokens / max(1, self.passes),
-            "distinct_4": len(set(self.four_grams)) / max(1, len(self.four_grams)),
+            "distinct_4": self.num_distinct / max(1, self.num_four_grams),
             "tokens_equal": None if is_random else self.num_equal == self.num_answers,
             "answers": self.num_answers,
         }
@@ -77,7 +78,7 @@ BUILT_IN = (
     Conversation(
         "copying",
         (
-            'Copy the following text word for word, replacing "British" by "French". Output only the text.\n\n'
+            'Copy the following text word for word, replacing "he" by "she". Output only the text.\n\n'
             + TEXT.split("\n\n")[3].replace("\n", " "),
         ),
     ),
@@ -246,7 +247,9 @@ def _add(
         sums.num_answers += 1
         sums.num_equal += one.token_ids == reference.token_ids
         ids = one.token_ids
-        sums.four_grams += [tuple(ids[at : at + 4]) for at in range(len(ids) - 3)]
+        four_grams = [tuple(ids[at : at + 4]) for at in range(len(ids) - 3)]
+        sums.num_four_grams += len(four_grams)
+        sums.num_distinct += len(set(four_grams))
     sums.plain_all_s += plain_s
     sums.drafted_all_s += drafted_s
     if not alone:

@@ -163,7 +163,7 @@ def _clip(ratio: float) -> float:
 
 
 def measure_step_cost(
-    executor: Executor, *, budget_s: float = 0.4, clock: Callable[[], float] = time.perf_counter
+    executor: Executor, *, budget_s: float = 0.7, clock: Callable[[], float] = time.perf_counter
 ) -> StepCost:
     """T of passes of 1 to 64 rows with logits, as far as the executor has room, within about ``budget_s`` seconds.
 
