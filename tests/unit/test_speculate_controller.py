@@ -25,7 +25,7 @@ from paceline.speculate.acceptance import Acceptance
 from paceline.speculate.controller import HIGH_BREAK_EVEN, MIN_SHARE, NUM_WEAK, SMALL_BATCH, Controller
 from paceline.speculate.cost import StepCost
 from paceline.speculate.draft import Draft
-from paceline.speculate.payoff import START_GAIN, STAY_GAIN, Payoff
+from paceline.speculate.payoff import START_GAIN, STAY_GAIN, Payoff, gains
 
 
 @st.composite
@@ -95,9 +95,10 @@ def test_what_is_chosen_has_the_best_rate_of_all_sets(
     best, plain = best_rate(drafts, cost, num_rows, draft_s)
     nodes = [(w, token) for w, draft in enumerate(chosen) if draft is not None for token in draft.tokens]
     rate = expected_rate(nodes, drafts, Acceptance(), cost, num_rows, draft_s)
-    if best < START_GAIN * plain * (1 - 1e-9):
+    start_gain, _ = gains(len(drafts))
+    if best < start_gain * plain * (1 - 1e-9):
         assert nodes == []
-    elif best > START_GAIN * plain * (1 + 1e-9):
+    elif best > start_gain * plain * (1 + 1e-9):
         assert rate >= best * (1 - 0.02), "only what is negligible may be left"
         assert nodes
 
@@ -150,7 +151,7 @@ def test_nodes_go_to_the_requests_that_use_them_best() -> None:
 @pytest.mark.parametrize("table", [VERIFY_COST, CHEAP, LINEAR])
 def test_free_drafters_are_asked_for_what_could_pay(table: dict[int, float], num_rows: int, num_requests: int) -> None:
     cost = StepCost(table)
-    for gain in (START_GAIN, STAY_GAIN):
+    for gain in gains(num_requests):
         pays = [
             k
             for k in range(1, min(64, 120 - num_rows) + 1)
@@ -159,7 +160,7 @@ def test_free_drafters_are_asked_for_what_could_pay(table: dict[int, float], num
         most = max(pays, default=0)
         share = most if num_requests <= SMALL_BATCH else min(most, max(MIN_SHARE, 2 * most // num_requests))
         control = Controller(cost, max_rows=120)
-        control._is_on = gain == STAY_GAIN
+        control._is_on = gain == gains(num_requests)[1]
         assert limits(control, "d", True, [7, 8], num_rows, num_requests) == [share] * 2
 
 

@@ -212,7 +212,8 @@ class Engine:
             if self._speculator is not None:
                 num_tokens = sum([len(request.tokens) for request in schedule.requests])
                 teaches = result is not None and len(plan.logit_rows) == len(plan.tokens)
-                self._speculator.observe_step(len(plan.tokens), num_tokens, end - start, teaches=teaches)
+                # Planning included: rows of drafts cost Python too. What drafting took is told apart.
+                self._speculator.observe_step(len(plan.tokens), num_tokens, end - since, teaches=teaches)
             if result is not None:
                 num_drafted = sum([len(r.draft) for r in schedule.requests if r.draft is not None])
                 self._pacer.observe(len(schedule.requests), len(plan.tokens) - num_drafted, end - start)

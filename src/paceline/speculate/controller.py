@@ -21,7 +21,7 @@ from paceline.speculate.checks import Check
 from paceline.speculate.cost import StepCost
 from paceline.speculate.counts import SpeculationCounts, Tally, ZeroReason
 from paceline.speculate.draft import Draft
-from paceline.speculate.payoff import START_GAIN, STAY_GAIN, Payoff
+from paceline.speculate.payoff import SMALL_BATCH, START_GAIN, STAY_GAIN, Payoff, gains
 from paceline.speculate.states import DrafterState, RequestState, StepState
 
 MAX_COSTLY_LENGTH = 16
@@ -44,9 +44,6 @@ NUM_EXPLORED = 4
 
 PROMISING = 0.5
 """Tokens that these must be expected to give."""
-
-SMALL_BATCH = 2
-"""Requests up to which free drafters are asked at every step, for all that could pay."""
 
 HIGH_BREAK_EVEN = 0.35
 """Probability of a node that pays from which, in larger batches, most drafts are for nothing."""
@@ -299,7 +296,8 @@ class Controller:
 
     def _num_to_verify(self, reach: Sequence[float], num_rows: int, num_tokens: float, price_s: float) -> int:
         step = self._step
-        margin = STAY_GAIN if self._is_on else START_GAIN
+        start_gain, stay_gain = gains(step.num_requests)
+        margin = stay_gain if self._is_on else start_gain
         sunk_s = 0.0
         if price_s > 0.0:
             # A token is worth no more than it takes without drafting, however long that took.
