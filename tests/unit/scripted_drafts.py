@@ -8,56 +8,30 @@ from collections.abc import Mapping, Sequence
 
 from paceline.speculate.counts import SpeculationCounts
 from paceline.speculate.draft import MAX_NODES, Context, Draft
+from paceline.speculate.policy import FixedPolicy
 
 
-class TakeAll:
-    """Asks for ``limit`` tokens and verifies every draft."""
+class TakeAll(FixedPolicy):
+    """Verifies every draft, and remembers who ended."""
 
     def __init__(self, limit: int = MAX_NODES) -> None:
-        self.limit = limit
-        self.verified = 0
-        self.accepted = 0
+        super().__init__(limit)
         self.finished: list[int] = []
 
-    def begin_step(self, num_rows: int, num_requests: int, room: int) -> None:
-        """Not of interest."""
+    @property
+    def verified(self) -> int:
+        """Nodes, of all requests."""
+        return self.counts().proposed
 
-    def limits(self, drafter: str, is_free: bool, request_ids: Sequence[int]) -> list[int]:
-        """The same for all."""
-        return [self.limit] * len(request_ids)
-
-    def choose(
-        self,
-        drafter: str,
-        request_ids: Sequence[int],
-        drafts: Sequence[Draft | None],
-        *,
-        spent_s: float,
-        price_s: float,
-    ) -> list[Draft | None]:
-        """All of them."""
-        return list(drafts)
-
-    def observe(self, request_id: int, proposed: Draft, verified: Draft | None, tokens: Sequence[int]) -> None:
-        """Counts."""
-        if verified is not None:
-            self.verified += len(verified)
-            self.accepted += len(tokens) - 1
-
-    def observe_draft_cost(self, drafter: str, longest: int, elapsed_s: float) -> None:
-        """Not of interest."""
-
-    def observe_step(self, num_rows: int, num_tokens_attended: int, elapsed_s: float, *, teaches: bool) -> None:
-        """Not of interest."""
-
-    def counts(self) -> SpeculationCounts:
-        """None kept here."""
-        return SpeculationCounts()
+    @property
+    def accepted(self) -> int:
+        """Those of them that became output."""
+        return self.counts().accepted
 
     def finish(self, request_id: int) -> SpeculationCounts:
-        """Remembers who ended."""
+        """As the policy does."""
         self.finished.append(request_id)
-        return self.counts()
+        return super().finish(request_id)
 
 
 class OracleDrafter:

@@ -12,7 +12,7 @@ import pytest
 from fake_executor import FakeExecutor, FakeTokenizer, reference_tokens, tiny_model
 from scripted_drafts import NonsenseDrafter, OracleDrafter, TakeAll
 
-from paceline.config import EngineConfig
+from paceline.config import Acceptance, EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.outputs import Completion
 from paceline.engine.request import Request
@@ -326,6 +326,38 @@ def test_every_step_is_told_and_those_with_prompts_or_a_failure_teach_nothing() 
     engine.step()
     assert len(policy.steps) == engine.stats().steps == 9
     assert policy.steps[-1] == (6, False)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [],
+        [None, None],
+        ["no draft"],
+        [Draft.chain(["x"], [1.0], "odd")],  # type: ignore[list-item]
+        [Draft.chain([3], [1.0], "odd", [np.ones(5) / 5])],
+        [Draft.chain([3], [1.0], "odd", [np.where(np.arange(VOCAB) == 3, 0.0, 1 / (VOCAB - 1))])],
+        [Draft.chain([3], [1.0], "odd", [np.full(VOCAB, np.nan)])],
+    ],
+)
+@pytest.mark.parametrize("acceptance", ["coupled", "exact"])
+def test_a_drafter_whose_reply_is_none_costs_no_answer(reply: list[Draft | None], acceptance: Acceptance) -> None:
+    class OddDrafter(FixedDrafter):
+        def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
+            return reply
+
+    params = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
+    engine = Engine(
+        FakeExecutor(model=tiny_model(VOCAB, 160), max_rows=64),
+        FakeTokenizer(VOCAB),
+        EngineConfig(max_batch=8, token_budget=64, acceptance=acceptance),
+    )
+    speculator = Speculator([OddDrafter((1,), (0,))], TakeAll(), vocab_size=VOCAB)
+    engine.use_speculator(speculator)
+    (got,) = run(engine, [engine.make_request(PROMPTS[0], params, seed=11)])
+    (expected,) = plain(params, PROMPTS[:1])
+    assert same(got, expected)
+    assert speculator.failure is not None
 
 
 def test_an_abort_frees_the_pages_of_drafts() -> None:

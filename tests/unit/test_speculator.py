@@ -190,7 +190,7 @@ def test_a_drafter_that_fails_is_tried_again_and_three_times_in_a_row_is_enough(
 
 
 def test_drawn_drafts_are_charged_and_credited_like_others() -> None:
-    now, cost, q = [0.0], StepCost(VERIFY_COST), np.full(4, 0.25)
+    now, cost, q = [0.0], StepCost(VERIFY_COST), np.full(VOCAB, 1 / VOCAB)
 
     def make(context: Context, limit: int) -> Draft:
         return Draft.chain([1] * limit, [0.05] * limit, "model", [q] * limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -138,24 +139,32 @@ class Speculator:
     ) -> tuple[list[Draft | None], float, float]:
         """Sound drafts, the seconds that they took, and those of them that the drafter spent on catching up."""
         since_s = self._clock()
-        proposed = self._guard(drafter, lambda: drafter.propose(contexts, limits))
-        if proposed is not None:
+        answered = self._guard(drafter, lambda: self._sound_drafts(drafter.propose(contexts, limits), contexts, limits))
+        if answered is not None:
             self._failures[drafter.name] = 0
-        drafts = proposed if proposed is not None else [None] * len(contexts)
+        drafts: list[Draft | None] = answered if answered is not None else [None] * len(contexts)
         spent_s = self._clock() - since_s
         self.draft_s += spent_s
         longest = max([len(draft) for draft in drafts if draft is not None], default=0)
         if longest and not drafter.is_free:
             self.policy.observe_draft_cost(drafter.name, longest, max(0.0, spent_s - drafter.catch_up_s))
-        sound = [
+        return drafts, spent_s, drafter.catch_up_s
+
+    def _sound_drafts(
+        self, drafts: Sequence[Draft | None], contexts: Sequence[Context], limits: Sequence[int]
+    ) -> list[Draft | None]:
+        """What of a drafter's answer can be verified. Raises where it is no answer."""
+        return [
             None if draft is None else self._sound(draft, limit, context)
             for draft, limit, context in zip(drafts, limits, contexts, strict=True)
         ]
-        return sound, spent_s, drafter.catch_up_s
 
     def _sound(self, draft: Draft, limit: int, context: Context) -> Draft | None:
         """The nodes of a draft that can be verified: tokens of the vocabulary, none twice among siblings, not too many
         and not too deep; and only what follows such nodes."""
+        for token, q in zip(draft.tokens, draft.q or (), strict=False):
+            if q is not None and not (q.shape == (self._vocab_size,) and q[token] > 0 and math.isfinite(q.sum())):
+                raise ValueError(f"token {token} was not drawn from a distribution over {self._vocab_size} tokens")
         deepest = context.max_tokens - len(context.tokens) - 1
         depth = [0] + [deepest + 1] * len(draft)  # of what is not kept: too deep for children
         seen: set[tuple[int, int]] = set()
