@@ -166,6 +166,8 @@ class EngineConfig:
         _check_integer("draft_tokens", self.draft_tokens, 1, 64, optional=True)
         if self.speculate is not None:
             parse_speculate(self.speculate)
+        if self.speculate == "off" and self.draft_tokens is not None:
+            raise ParameterError("draft_tokens", self.draft_tokens, "None with speculate off: nobody drafts")
         if not isinstance(self.prefix_cache, bool):
             raise ParameterError("prefix_cache", self.prefix_cache, "True or False")
         path = self.kv_dir

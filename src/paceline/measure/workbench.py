@@ -203,7 +203,7 @@ class Workbench:
             token_budget=(cell.chunk or self._max_chunk) + batch - 1,
             prefix_cache=cell.cache != "off",
             speculate=_SPECULATE.get(cell.drafts or ""),
-            draft_tokens=_DRAFT_TOKENS,
+            draft_tokens=None if cell.drafts is None else _DRAFT_TOKENS,
         )
 
 
