@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,12 +144,7 @@ class NativeExecutor:
             plan.logit_rows,
             plan.page_copies,
             plan.kv_writes,
-            samples.rows.view(np.uint8),
-            samples.count_tokens,
-            samples.count_values,
-            samples.bias_tokens,
-            samples.bias_values,
-            samples.banned_tokens,
+            *_arrays(samples),
             top_tokens,
             top_logprobs,
         )
@@ -180,12 +176,7 @@ class NativeExecutor:
         self.program.distributions(
             self.lowered.logits_buffer,
             np.array(outputs, np.int32),
-            samples.rows.view(np.uint8),
-            samples.count_tokens,
-            samples.count_values,
-            samples.bias_tokens,
-            samples.bias_values,
-            samples.banned_tokens,
+            *_arrays(samples),
             p,
             status,
         )
@@ -231,12 +222,7 @@ def sample_logits(isa: str, logits: NDArray[np.float32], samples: SampleRows) ->
     _native.sample(
         isa,
         logits,
-        samples.rows.view(np.uint8),
-        samples.count_tokens,
-        samples.count_values,
-        samples.bias_tokens,
-        samples.bias_values,
-        samples.banned_tokens,
+        *_arrays(samples),
         sampled.tokens,
         sampled.logprobs,
         sampled.top_tokens,
@@ -244,6 +230,18 @@ def sample_logits(isa: str, logits: NDArray[np.float32], samples: SampleRows) ->
         sampled.status,
     )
     return sampled
+
+
+def _arrays(samples: SampleRows) -> tuple[NDArray[Any], ...]:
+    """Records and lists in the order in which the native side takes them."""
+    return (
+        samples.rows.view(np.uint8),
+        samples.count_tokens,
+        samples.count_values,
+        samples.bias_tokens,
+        samples.bias_values,
+        samples.banned_tokens,
+    )
 
 
 def _check_supported(model: ModelConfig) -> None:
