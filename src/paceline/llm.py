@@ -20,7 +20,7 @@ from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.engine.outputs import Completion, Delta
 from paceline.engine.prompts import Prompt, answers_of, is_list_like, is_single
 from paceline.engine.request import Request, mix_seed
-from paceline.engine.runner import EngineRunner
+from paceline.engine.runner import EngineRunner, Sink
 from paceline.engine.stats import EngineStats
 from paceline.engine.stream import DeltaStream, Gathering
 from paceline.errors import ParameterError, UnsupportedError
@@ -59,6 +59,18 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class Submission:
+    """What was asked for by ``LLM.submit``."""
+
+    def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
+        self._runner = runner
+        self._requests = requests
+
+    def abort(self) -> None:
+        """Ends what has not ended before the next step; its sink hears of it. Does not wait."""
+        self._runner.abort(self._requests)
 
 
 class LLM:
@@ -382,6 +394,21 @@ class LLM:
         if stream:
             return self.astream(prompt, params, cache_domain=cache_domain)
         return await self.agenerate(prompt, params, cache_domain=cache_domain)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        cache_domain: str = "",
+        streaming: bool = True,
+    ) -> Submission:
+        """Asks without waiting: ``sink`` gets each update, in the engine's thread, until each of the ``params.n``
+        answers has had one with a completion. For servers; may be called from any thread."""
+        requests = self._requests(prompt, params, cache_domain, streaming=streaming)
+        self._runner.submit(requests, sink)
+        return Submission(self._runner, requests)
 
     # Looking
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import ParameterError
 
@@ -43,6 +43,28 @@ class LogitBias(Mapping[int, float]):
 
 
 _NO_BIAS = LogitBias({})
+
+StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+STRUCTURE_KINDS: tuple[StructureKind, ...] = ("json_object", "json_schema", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the text of an answer must be, whole, from its first character to its end.
+
+    kind    "json_object" any JSON object; "json_schema" what the schema allows; "regex" a full match; "choice" one of
+            some texts; "grammar" a Lark grammar whose rule ``start`` is the answer
+    source  the schema as JSON, the expression, a JSON list of texts, or the grammar; empty for "json_object"
+    """
+
+    kind: StructureKind
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in STRUCTURE_KINDS:
+            raise ParameterError("structure", self.kind, f"one of {', '.join(STRUCTURE_KINDS)}")
+        if not isinstance(self.source, str) or bool(self.source) != (self.kind != "json_object"):
+            raise ParameterError("structure", self.source, "the source as text; none for json_object")
 
 
 @dataclass(frozen=True)

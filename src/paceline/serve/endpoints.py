@@ -1,0 +1,44 @@
+"""The table of endpoints: what the router serves and what the OpenAPI document says are both made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from paceline.serve import chat, health, models
+from paceline.serve.answers import Answer
+from paceline.serve.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from paceline.serve.protocol.models import Health, ModelList
+from paceline.serve.service import Exchange, Service
+
+Handler = Callable[[Service, Exchange, Request, Any], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path and method.
+
+    body    what the request carries, parsed and handed to the handler; None without
+    answer  what a 200 carries;  chunk  one event of it as a stream, None where it never streams
+    is_open whether it needs no key
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    handler: Handler
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    chunk: type[BaseModel] | None = None
+    is_open: bool = False
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("POST", "/v1/chat/completions", chat.create_chat_completion, ChatRequest, ChatResponse, ChatChunk),
+    Endpoint("GET", "/v1/models", models.list_models, answer=ModelList),
+    Endpoint("GET", "/health/live", health.live, answer=Health, is_open=True),
+    Endpoint("GET", "/health/ready", health.ready, answer=Health, is_open=True),
+)

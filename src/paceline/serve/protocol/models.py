@@ -1,0 +1,26 @@
+"""Models and health on the wire."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+class ModelCard(BaseModel):
+    """``max_model_len`` as vLLM says it: tokens that the context holds."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "paceline"
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    status: str

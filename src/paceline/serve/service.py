@@ -1,0 +1,102 @@
+"""What the handlers of one server share: the model, the settings, the keys, and the way to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from paceline.llm import LLM
+from paceline.params import SamplingParams
+from paceline.serve.bridge import AnswerStream, Bridge
+from paceline.serve.errors import HTTPError
+from paceline.serve.keys import EVERYBODY, Client, KeyRing
+from paceline.serve.settings import ServeSettings
+
+_T = TypeVar("_T")
+
+LONG_TEXT = 4096
+"""Characters from which a prompt is tokenised in a thread of its own: the loop would pause for a millisecond."""
+
+
+@dataclass
+class Exchange:
+    """One HTTP request on its way through the server."""
+
+    client: Client = EVERYBODY
+    endpoint: str = ""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started_s: float = field(default_factory=time.perf_counter)
+
+
+class Service:
+    """Lives on one event loop. ``llm`` is None until the model is loaded."""
+
+    def __init__(self, settings: ServeSettings, keys: KeyRing, *, model: str) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.model = settings.served_name or model
+        self.started = int(time.time())
+        self.is_stopping = False
+        self._llm: LLM | None = None
+        self._bridge: Bridge | None = None
+
+    def use(self, llm: LLM) -> None:
+        """Begins to serve a model, on the running loop."""
+        self._bridge = Bridge(asyncio.get_running_loop())
+        self._llm = llm
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is a model to ask."""
+        return self._llm is not None
+
+    @property
+    def llm(self) -> LLM:
+        """The model; 503 while it loads."""
+        if self._llm is None:
+            raise HTTPError(
+                503,
+                "the model is still loading",
+                kind="server_error",
+                code="model_loading",
+                headers={"Retry-After": "1"},
+            )
+        return self._llm
+
+    def check_model(self, name: str | None) -> None:
+        """Raises 404 where a request names another model; none is this one."""
+        if name is not None and name != self.model:
+            raise HTTPError(
+                404,
+                f"the model {name!r} does not exist: this server has {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, without holding up the loop."""
+        encode = self.llm.tokenizer.encode
+        if len(text) < LONG_TEXT:
+            return encode(text, add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens)
+
+    async def ask(
+        self, exchange: Exchange, prompt: Sequence[int], params: SamplingParams, *, streaming: bool
+    ) -> AnswerStream:
+        """Starts the answers to a prompt; the caller closes the stream."""
+        limit = self.settings.max_prompt_tokens
+        if limit is not None and len(prompt) > limit:
+            raise HTTPError(
+                400,
+                f"the prompt has {len(prompt)} tokens and this server takes {limit}",
+                code="context_length_exceeded",
+            )
+        llm = self.llm
+        assert self._bridge is not None
+        stream = AnswerStream(self._bridge)
+        stream.start(llm, prompt, params, cache_domain=exchange.client.cache_domain, streaming=streaming)
+        return stream
