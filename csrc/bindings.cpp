@@ -98,8 +98,8 @@ struct BoundProgram {
                 const Table<int32_t>& page_table, const Array<int32_t>& logit_rows, const Table<int32_t>& page_copies,
                 const Table<int32_t>& kv_writes, const Array<uint8_t>& sample_rows, const Array<int32_t>& count_tokens,
                 const Array<int32_t>& count_values, const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
-                const Array<int32_t>& banned_tokens, const OutTable<int32_t>& top_tokens,
-                const OutTable<float>& top_logprobs) {
+                const Array<int32_t>& banned_tokens, const Table<uint32_t>& mask_words,
+                const OutTable<int32_t>& top_tokens, const OutTable<float>& top_logprobs) {
     const auto count = [](size_t n) { return static_cast<int32_t>(n); };
     const size_t outputs = logit_rows.shape(0);
     StepInputs next{};
@@ -117,7 +117,7 @@ struct BoundProgram {
     next.kv_writes = kv_writes.data();
     next.num_kv_writes = count(kv_writes.shape(0));
     next.sample_rows = reinterpret_cast<const SampleRow*>(sample_rows.data());
-    next.sample_lists = lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens);
+    next.sample_lists = lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens, mask_words);
     next.sampled = sampled.data();
     check_length("positions", positions.shape(0), tokens.shape(0));
     check_length("sample_rows bytes", sample_rows.shape(0), outputs * sizeof(SampleRow));
@@ -140,19 +140,23 @@ struct BoundProgram {
     }
   }
 
-  static SampleLists lists_of(const Array<int32_t>& count_tokens, const Array<int32_t>& count_values,
-                              const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
-                              const Array<int32_t>& banned_tokens) {
+  SampleLists lists_of(const Array<int32_t>& count_tokens, const Array<int32_t>& count_values,
+                       const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
+                       const Array<int32_t>& banned_tokens, const Table<uint32_t>& mask_words) const {
     check_length("count_values", count_values.shape(0), count_tokens.shape(0));
     check_length("bias_values", bias_values.shape(0), bias_tokens.shape(0));
+    if (mask_words.shape(0) > 0)
+      check_length("words of a mask", mask_words.shape(1), mask_words_of(program.shape().num_logits));
     return {count_tokens.data(),
             count_values.data(),
             bias_tokens.data(),
             bias_values.data(),
             banned_tokens.data(),
+            mask_words.data(),
             static_cast<int32_t>(count_tokens.shape(0)),
             static_cast<int32_t>(bias_tokens.shape(0)),
-            static_cast<int32_t>(banned_tokens.shape(0))};
+            static_cast<int32_t>(banned_tokens.shape(0)),
+            static_cast<int32_t>(mask_words.shape(0))};
   }
 
   static void check_length(const char* what, size_t length, size_t expected) {
@@ -208,10 +212,12 @@ struct BoundProgram {
   void distributions(int logits, const Array<int32_t>& outputs, const Array<uint8_t>& sample_rows,
                      const Array<int32_t>& count_tokens, const Array<int32_t>& count_values,
                      const Array<int32_t>& bias_tokens, const Array<float>& bias_values,
-                     const Array<int32_t>& banned_tokens, const OutTable<double>& p, const OutArray<uint32_t>& status) {
+                     const Array<int32_t>& banned_tokens, const Table<uint32_t>& mask_words, const OutTable<double>& p,
+                     const OutArray<uint32_t>& status) {
     const size_t count = outputs.shape(0);
-    const OutputSamples samples{reinterpret_cast<const SampleRow*>(sample_rows.data()),
-                                lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens)};
+    const OutputSamples samples{
+        reinterpret_cast<const SampleRow*>(sample_rows.data()),
+        lists_of(count_tokens, count_values, bias_tokens, bias_values, banned_tokens, mask_words)};
     check_length("sample_rows bytes", sample_rows.shape(0), static_cast<size_t>(step.num_outputs) * sizeof(SampleRow));
     check_length("rows of p", p.shape(0), count);
     check_length("columns of p", p.shape(1), static_cast<size_t>(program.shape().num_logits));

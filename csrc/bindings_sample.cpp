@@ -31,8 +31,9 @@ void check(bool good, const char* what) {
 void sample(const std::string& isa, Array<const float, 2> logits, Array<const uint8_t, 1> rows,
             Array<const int32_t, 1> count_tokens, Array<const int32_t, 1> count_values,
             Array<const int32_t, 1> bias_tokens, Array<const float, 1> bias_values,
-            Array<const int32_t, 1> banned_tokens, Array<int32_t, 1> tokens, Array<float, 1> logprobs,
-            Array<int32_t, 2> top_tokens, Array<float, 2> top_logprobs, Array<uint32_t, 1> status) {
+            Array<const int32_t, 1> banned_tokens, Array<const uint32_t, 2> mask_words, Array<int32_t, 1> tokens,
+            Array<float, 1> logprobs, Array<int32_t, 2> top_tokens, Array<float, 2> top_logprobs,
+            Array<uint32_t, 1> status) {
   const Kernels* kernels = kernels_for(isa);
   check(kernels != nullptr, "this instruction set is unknown or does not run here");
   const size_t count = logits.shape(0), vocab = logits.shape(1), width = top_tokens.shape(1);
@@ -43,14 +44,18 @@ void sample(const std::string& isa, Array<const float, 2> logits, Array<const ui
         "alternatives [rows, k]");
   check(count_values.shape(0) == count_tokens.shape(0) && bias_values.shape(0) == bias_tokens.shape(0),
         "lists of equal length");
+  check(mask_words.shape(0) == 0 || mask_words.shape(1) == mask_words_of(static_cast<int>(vocab)),
+        "a mask has one bit for each token");
   const SampleLists lists{count_tokens.data(),
                           count_values.data(),
                           bias_tokens.data(),
                           bias_values.data(),
                           banned_tokens.data(),
+                          mask_words.data(),
                           static_cast<int32_t>(count_tokens.shape(0)),
                           static_cast<int32_t>(bias_tokens.shape(0)),
-                          static_cast<int32_t>(banned_tokens.shape(0))};
+                          static_cast<int32_t>(banned_tokens.shape(0)),
+                          static_cast<int32_t>(mask_words.shape(0))};
   std::vector<SampleRow> records(count);
   if (count > 0) std::memcpy(records.data(), rows.data(), count * sizeof(SampleRow));
   for (const SampleRow& row : records) {
@@ -94,6 +99,7 @@ nb::dict sample_row_layout() {
   FIELD(bias_len);
   FIELD(banned_start);
   FIELD(banned_len);
+  FIELD(mask);
 #undef FIELD
   layout["size"] = sizeof(SampleRow);
   return layout;
@@ -105,7 +111,8 @@ void bind_sample(nb::module_& m) {
   using namespace nb::literals;
   m.def(
       "sample", &sample, "isa"_a, "logits"_a, "rows"_a, "count_tokens"_a, "count_values"_a, "bias_tokens"_a,
-      "bias_values"_a, "banned_tokens"_a, "tokens"_a, "logprobs"_a, "top_tokens"_a, "top_logprobs"_a, "status"_a,
+      "bias_values"_a, "banned_tokens"_a, "mask_words"_a, "tokens"_a, "logprobs"_a, "top_tokens"_a, "top_logprobs"_a,
+      "status"_a,
       "Chooses a token for each row of logits with the kernel of instruction set `isa`; writes the last five arrays.");
   m.def("sample_row_layout", &sample_row_layout, "Offsets of the fields of a sampling record, and its size.");
 }

@@ -17,17 +17,31 @@ inline bool list_fits(const int32_t* tokens, int start, int len, int available, 
   return true;
 }
 
-inline bool has_lists(const SampleRow& row) { return row.counts_len != 0 || row.bias_len != 0 || row.banned_len != 0; }
+inline bool has_lists(const SampleRow& row) {
+  return row.counts_len != 0 || row.bias_len != 0 || row.banned_len != 0 || row.mask >= 0;
+}
 
 inline bool lists_fit(const SampleRow& row, const SampleLists& lists, int vocab) {
   return list_fits(lists.count_tokens, row.counts_start, row.counts_len, lists.num_counts, vocab) &&
          list_fits(lists.bias_tokens, row.bias_start, row.bias_len, lists.num_biases, vocab) &&
-         list_fits(lists.banned_tokens, row.banned_start, row.banned_len, lists.num_banned, vocab);
+         list_fits(lists.banned_tokens, row.banned_start, row.banned_len, lists.num_banned, vocab) &&
+         row.mask < lists.num_masks;
 }
 
-inline void apply_lists(float* z, const SampleRow& row, const SampleLists& lists) {
+// z of tokens whose bit is 0 becomes -inf. A word is 32 tokens: few of them hold both kinds.
+inline void apply_mask(float* z, int vocab, const uint32_t* words) {
+  for (int begin = 0; begin < vocab; begin += 32) {
+    const uint32_t word = *words++;
+    if (word == ~0u) continue;
+    const int count = vocab - begin < 32 ? vocab - begin : 32;
+    for (int j = 0; j < count; ++j) z[begin + j] = (word >> j) & 1u ? z[begin + j] : kMinusInfinity;
+  }
+}
+
+inline void apply_lists(float* z, int vocab, const SampleRow& row, const SampleLists& lists) {
   for (int i = row.bias_start; i < row.bias_start + row.bias_len; ++i) z[lists.bias_tokens[i]] += lists.bias_values[i];
   for (int i = row.banned_start; i < row.banned_start + row.banned_len; ++i) z[lists.banned_tokens[i]] = kMinusInfinity;
+  if (row.mask >= 0) apply_mask(z, vocab, lists.mask_words + static_cast<size_t>(row.mask) * mask_words_of(vocab));
   for (int i = row.counts_start; i < row.counts_start + row.counts_len; ++i) {
     const int count = lists.count_values[i];
     float v = z[lists.count_tokens[i]];
@@ -73,12 +87,12 @@ inline SampleSpace space_in(float* scratch, int vocab) {
       scratch, block_max, {candidates, reinterpret_cast<int32_t*>(candidates + padded), candidates + 2 * padded, 0}};
 }
 
-// The logits after bias, bans and penalties: in space.z where there are any.
+// The logits after bias, bans, mask and penalties: in space.z where there are any.
 inline const float* listed_logits(const float* logits, int vocab, const SampleRow& row, const SampleLists& lists,
                                   SampleSpace& space) {
   if (!has_lists(row)) return logits;
   __builtin_memcpy(space.z, logits, sizeof(float) * static_cast<size_t>(vocab));
-  apply_lists(space.z, row, lists);
+  apply_lists(space.z, vocab, row, lists);
   return space.z;
 }
 

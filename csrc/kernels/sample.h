@@ -2,7 +2,7 @@
 //
 // The definition is src/paceline/sampling/{distribution,draw}.py; this header mirrors the records of sampling/rows.py.
 //
-// Order: bias, bans, repetition, frequency and presence penalty, temperature, top_k, top_p, min_p; the token is the argmax of z + G over
+// Order: bias, bans, mask, repetition, frequency and presence penalty, temperature, top_k, top_p, min_p; the token is the argmax of z + G over
 // what is kept, G Gumbel noise from Philox4x32-10(key = seed, counter = (id / 4, position, 0, 0))[id % 4]. Everything that is reported
 // comes from the logits as they were given. Ties go to the lower id.
 //
@@ -31,10 +31,11 @@ struct SampleRow {
   int32_t counts_start, counts_len;
   int32_t bias_start, bias_len;
   int32_t banned_start, banned_len;
+  int32_t mask;  // which of the step's masks says what may be drawn; -1 = anything
 };
-static_assert(sizeof(SampleRow) == 72 && alignof(SampleRow) == 8);
+static_assert(sizeof(SampleRow) == 80 && alignof(SampleRow) == 8);
 static_assert(offsetof(SampleRow, position) == 8 && offsetof(SampleRow, top_k) == 36);
-static_assert(offsetof(SampleRow, forced) == 44 && offsetof(SampleRow, banned_len) == 68);
+static_assert(offsetof(SampleRow, forced) == 44 && offsetof(SampleRow, mask) == 72);
 
 // The flat arrays that a step's rows address by (start, len), and how many entries each holds.
 struct SampleLists {
@@ -43,14 +44,19 @@ struct SampleLists {
   const int32_t* bias_tokens;
   const float* bias_values;
   const int32_t* banned_tokens;
-  int32_t num_counts, num_biases, num_banned;
+  const uint32_t*
+      mask_words;  // [masks][mask_words_of(vocab)]; bit id % 32 of word id / 32 is set where a token may be drawn
+  int32_t num_counts, num_biases, num_banned, num_masks;
 };
+
+static constexpr size_t mask_words_of(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
 
 enum SampleStatus : uint32_t {
   kSampleOk = 0,
   kSampleNotFinite = 1,    // a logit is NaN or infinite
-  kSampleNothingLeft = 2,  // every token is banned
-  kSampleBadToken = 3,     // a listed or forced id lies outside the vocabulary, or a list outside the step's arrays
+  kSampleNothingLeft = 2,  // every token is banned or masked
+  kSampleBadToken =
+      3,  // a listed or forced id lies outside the vocabulary, or a list or mask outside the step's arrays
 };
 
 // Written by sample_row. The caller points top_tokens and top_logprobs at num_logprobs entries each (null when there are none).

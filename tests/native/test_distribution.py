@@ -45,12 +45,12 @@ def distributions(
     tops = np.zeros((count, width), np.int32), np.zeros((count, width), np.float32)
     program.set_step(
         zeros, zeros, np.array([0, 1], np.int32), zeros[:, None], np.zeros(count, np.int32), pairs, pairs, rows, *lists,
-        samples.banned_tokens, *tops,
+        samples.banned_tokens, samples.mask_words, *tops,
     )  # fmt: skip
     program.buffer(buffer, count)[:, :vocab] = logits
     wanted = np.arange(count, dtype=np.int32) if outputs is None else np.array(outputs, np.int32)
     p, status = np.full((len(wanted), vocab), np.nan), np.full(len(wanted), 99, np.uint32)
-    program.distributions(buffer, wanted, rows, *lists, samples.banned_tokens, p, status)
+    program.distributions(buffer, wanted, rows, *lists, samples.banned_tokens, samples.mask_words, p, status)
     return p, status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,7 @@ def test_combinations(isa: str, data: st.DataObject) -> None:
         counts=data.draw(st.dictionaries(token, st.integers(0, 5), max_size=8)),
         bias=data.draw(st.dictionaries(token, st.floats(-100, 100, width=32), max_size=8)),
         banned=data.draw(st.lists(token, max_size=size, unique=True)),
+        allowed=data.draw(st.one_of(st.none(), st.lists(st.booleans(), min_size=size, max_size=size))),
     )
     assume(decision_margin(logits, samples, 0) > 1)
     check(isa, logits, samples)
@@ -192,6 +194,37 @@ def test_all_but_one_banned(isa: str) -> None:
 
 
 @every_isa
+def test_masks_of_every_size(isa: str) -> None:
+    """Words that allow all, none or some of their tokens; a vocabulary that ends inside a word, with its spare bits
+    set."""
+    rng = np.random.default_rng(3)
+    for size in [*range(1, 70), 127, 129, 1025, 3000]:
+        words = rng.integers(0, 2**32, (3, -(-size // 32)), np.uint32)
+        words[:, rng.random(words.shape[1]) < 0.4] = 0
+        words[:, rng.random(words.shape[1]) < 0.3] = 2**32 - 1
+        words[1, 0] |= 1
+        logits = rng.standard_normal((1, size)).astype(np.float32)
+        for fields in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3, "num_logprobs": 2}):
+            samples = replace(one_row(seed=size, mask=1, **fields), mask_words=words)
+            assert decision_margin(logits, samples, 0) > 1, size
+            got = check(isa, logits, samples)
+            token = int(got.tokens[0])
+            assert words[1, token // 32] >> np.uint32(token % 32) & 1
+            assert got.tokens[0] == check(isa, logits, replace(samples, mask_words=words[1:2].repeat(3, 0))).tokens[0]
+
+
+@every_isa
+def test_a_wrong_mask_would_be_seen(isa: str) -> None:
+    logits = np.arange(64, dtype=np.float32)[None]
+    right = one_row(allowed=[token < 40 for token in range(64)])
+    wrong = one_row(allowed=[token < 39 for token in range(64)])
+    assert sample_native(isa, logits, right)[0].tokens[0] == 39
+    assert sample_native(isa, logits, wrong)[0].tokens[0] == 38
+    with pytest.raises(ValueError, match="one bit for each token"):
+        sample_native(isa, logits[:, :32], right)
+
+
+@every_isa
 def test_failures_are_reported_and_leave_other_rows_alone(isa: str) -> None:
     for size in (1, 15, 64, 100, 2000):
         for bad in (np.nan, np.inf, -np.inf):
@@ -214,6 +247,11 @@ def test_failures_are_reported_and_leave_other_rows_alone(isa: str) -> None:
         (one_row(counts={-1: 1}), BAD_TOKEN),
         (one_row(bias={2**30: 1.0}), BAD_TOKEN),
         (one_row(forced=3), BAD_TOKEN),
+        (one_row(allowed=[False] * 3), NOTHING_LEFT),
+        (one_row(allowed=[False] * 3, temperature=1.0), NOTHING_LEFT),
+        (one_row(allowed=[True, False, False], banned=[0]), NOTHING_LEFT),
+        (one_row(mask=0), BAD_TOKEN),
+        (replace(one_row(allowed=[True] * 3), rows=one_row(mask=2).rows), BAD_TOKEN),
     ]
     for field in ("counts", "bias", "banned"):
         for start, length in ((-1, 1), (0, 2), (2, 0), (0, -1), (2**31 - 1, 1), (0, 2**31 - 1)):

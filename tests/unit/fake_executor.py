@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, ModelConfig, RopeConfig
 from paceline.executors.base import StepPlan, StepResult
-from paceline.sampling.distribution import probabilities
+from paceline.sampling.distribution import allowed_tokens, probabilities
 from paceline.sampling.rows import SampledRows, SampleRows
 
 
@@ -171,6 +171,8 @@ def sample(samples: SampleRows, logits: NDArray[np.float32]) -> SampledRows:
         bias = slice(row["bias_start"], row["bias_start"] + row["bias_len"])
         x[samples.bias_tokens[bias]] += samples.bias_values[bias]
         x[samples.banned_tokens[row["banned_start"] : row["banned_start"] + row["banned_len"]]] = -np.inf
+        if row["mask"] >= 0:
+            x[~allowed_tokens(samples.mask_words[row["mask"]], vocab)] = -np.inf
         counts = slice(row["counts_start"], row["counts_start"] + row["counts_len"])
         ids, values = samples.count_tokens[counts], samples.count_values[counts]
         assert len(set(ids.tolist())) == len(ids)

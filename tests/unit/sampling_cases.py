@@ -61,6 +61,7 @@ def sample_native(isa: str, logits: NDArray[np.float32], samples: SampleRows) ->
         samples.bias_tokens,
         samples.bias_values,
         samples.banned_tokens,
+        samples.mask_words,
         result.tokens,
         result.logprobs,
         result.top_tokens,

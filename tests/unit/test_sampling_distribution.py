@@ -28,6 +28,7 @@ def one_row(
     counts: dict[int, int] | None = None,
     bias: dict[int, float] | None = None,
     banned: list[int] | None = None,
+    allowed: list[bool] | None = None,
     **fields: Any,
 ) -> SampleRows:
     """One row whose lists do not start at 0 of the flat arrays."""
@@ -37,6 +38,8 @@ def one_row(
         rows[name] = value
     for name, values in (("counts", counts), ("bias", bias), ("banned", banned)):
         rows[f"{name}_start"], rows[f"{name}_len"] = 1, len(values)
+    if allowed is not None:
+        rows["mask"] = 1
     return SampleRows(
         rows,
         count_tokens=np.array([0, *counts], np.int32),
@@ -44,7 +47,17 @@ def one_row(
         bias_tokens=np.array([0, *bias], np.int32),
         bias_values=np.array([99.0, *bias.values()], np.float32),
         banned_tokens=np.array([0, *banned], np.int32),
+        mask_words=np.zeros((0, 0), np.uint32) if allowed is None else masks([False] * len(allowed), allowed),
     )
+
+
+def masks(*allowed: list[bool]) -> NDArray[np.uint32]:
+    """The words of some masks, bit by bit."""
+    words = np.zeros((len(allowed), -(-len(allowed[0]) // 32)), np.uint32)
+    for mask, bits in enumerate(allowed):
+        for token, bit in enumerate(bits):
+            words[mask, token // 32] |= np.uint32(bit << (token % 32))
+    return words
 
 
 def slow_transform(
@@ -53,6 +66,7 @@ def slow_transform(
     counts: dict[int, int],
     bias: dict[int, float],
     banned: list[int],
+    allowed: list[bool] | None = None,
 ) -> list[np.float32]:
     """Token by token, everything that applies to it, one rounding an operation."""
     f32 = np.float32
@@ -60,7 +74,7 @@ def slow_transform(
     for token, x in enumerate(logits):
         if token in bias:
             x = f32(x + f32(bias[token]))
-        if token in banned:
+        if token in banned or (allowed is not None and not allowed[token]):
             x = f32(-np.inf)
         if token in counts:
             penalty = f32(fields.get("repetition_penalty", 1.0))
@@ -113,6 +127,14 @@ CASES: list[dict[str, Any]] = [
     {"temperature": 0.9, "banned": [1, 4]},
     {"bias": {6: 50.0}},
     {"banned": [0, 1, 2, 3, 4, 5]},
+    {"allowed": [False, True, False, True, True, False, False]},
+    {"temperature": 0.9, "top_p": 0.7, "allowed": [True, False, True, True, True, True, False], "banned": [0]},
+    {
+        "temperature": 0.9,
+        "repetition_penalty": 1.5,
+        "counts": {0: 0, 2: 3},
+        "allowed": [True, True, False] + [True] * 4,
+    },
     {
         "temperature": 0.8,
         "top_k": 5,
@@ -137,12 +159,13 @@ def test_each_parameter_against_loops(case: dict[str, Any], logits: list[float])
 
 
 def check_against_loops(x: NDArray[np.float32], case: dict[str, Any]) -> None:
-    fields = {name: value for name, value in case.items() if name not in ("counts", "bias", "banned")}
+    fields = {name: value for name, value in case.items() if name not in ("counts", "bias", "banned", "allowed")}
     samples = one_row(**case)
     row = samples.rows[0]
     before = x.copy()
     z = transform(x, row, samples)
-    expected_z = slow_transform(x, fields, case.get("counts", {}), case.get("bias", {}), case.get("banned", []))
+    lists = case.get("counts", {}), case.get("bias", {}), case.get("banned", []), case.get("allowed")
+    expected_z = slow_transform(x, fields, *lists)
     assert z.dtype == np.float32
     assert z.tolist() == [float(v) for v in expected_z]
     np.testing.assert_array_equal(x, before)
@@ -175,6 +198,10 @@ def test_combinations_against_loops(data: st.DataObject, size: int) -> None:
         "bias": data.draw(st.dictionaries(token, st.floats(-4, 4, width=32))),
         "banned": banned,
     }
+    if data.draw(st.booleans()):
+        allowed = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
+        left = next(token for token in range(size) if token not in banned)
+        case["allowed"] = [*allowed[:left], True, *allowed[left + 1 :]]
     check_against_loops(np.array(data.draw(st.lists(logit, min_size=size, max_size=size)), np.float32), case)
 
 
@@ -208,7 +235,12 @@ def test_a_wrong_rule_would_be_seen() -> None:
 
 def test_nothing_to_choose_from() -> None:
     x = np.zeros(3, np.float32)
-    for samples in (one_row(banned=[0, 1, 2]), one_row(temperature=1, banned=[2, 1, 0])):
+    nothing = [False] * 3
+    for samples in (
+        one_row(banned=[0, 1, 2]),
+        one_row(temperature=1, banned=[2, 1, 0]),
+        one_row(temperature=1, allowed=nothing),
+    ):
         with pytest.raises(NoTokenError, match="banned"):
             probabilities(x, samples.rows[0], samples)
     for bad in (np.nan, np.inf, -np.inf):
@@ -217,7 +249,15 @@ def test_nothing_to_choose_from() -> None:
             probabilities(np.array([0, bad, 1], np.float32), samples.rows[0], samples)
     past_the_arrays = one_row()
     past_the_arrays.rows["banned_len"] = 5
-    for samples in (one_row(bias={3: 1.0}), one_row(banned=[-1]), one_row(counts={7: 1}), past_the_arrays):
+    no_such_mask = one_row(allowed=nothing)
+    no_such_mask.rows["mask"] = 2
+    for samples in (
+        one_row(bias={3: 1.0}),
+        one_row(banned=[-1]),
+        one_row(counts={7: 1}),
+        past_the_arrays,
+        no_such_mask,
+    ):
         with pytest.raises(NoTokenError, match="outside"):
             transform(x, samples.rows[0], samples)
 

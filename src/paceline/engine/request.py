@@ -104,6 +104,7 @@ def sample_record(params: SamplingParams, seed: int) -> NDArray[np.void]:
     record["top_k"] = params.top_k
     record["num_logprobs"] = -1 if params.logprobs is None else params.logprobs
     record["forced"] = -1
+    record["mask"] = -1
     return record
 
 

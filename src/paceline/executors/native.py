@@ -24,7 +24,7 @@ from paceline.weights.raw import Checkpoint
 
 _REASONS = {
     NOT_FINITE: "a logit is not finite",
-    NOTHING_LEFT: "every token is banned, or a logit overflows",
+    NOTHING_LEFT: "every token is banned or masked, or a logit overflows",
     BAD_TOKEN: "a list reaches outside the vocabulary or its array",
 }
 
@@ -241,6 +241,7 @@ def _arrays(samples: SampleRows) -> tuple[NDArray[Any], ...]:
         samples.bias_tokens,
         samples.bias_values,
         samples.banned_tokens,
+        samples.mask_words,
     )
 
 

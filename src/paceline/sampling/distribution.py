@@ -5,13 +5,13 @@ Source: top-k (Fan et al. 2018, 1805.04833), top-p (Holtzman et al. 2019, 1904.0
 
 Notation
     x [vocab]  the model's own logits, float32
-    z [vocab]  after bias, bans, penalties and temperature; float32, rounded at each operation, as native code does
+    z [vocab]  after bias, bans, mask, penalties and temperature; float32, rounded at each operation, as natively
     m          max z
     p [vocab]  the distribution that is drawn from, float64
 
-Order: logit_bias, banned, repetition penalty, frequency penalty, presence penalty, temperature, top_k, top_p, min_p.
-Each filter sees the distribution that the one before left, renormalised. Tokens are ranked by z descending, then by id
-ascending.
+Order: logit_bias, banned, mask, repetition penalty, frequency penalty, presence penalty, temperature, top_k, top_p,
+min_p. Each filter sees the distribution that the one before left, renormalised. Tokens are ranked by z descending, then
+by id ascending.
 
 Departures: none of the filters can empty the set, since the first-ranked token always passes.
 
@@ -29,8 +29,8 @@ from paceline.sampling.rows import BAD_TOKEN, NOT_FINITE, NOTHING_LEFT, SampleRo
 
 
 class NoTokenError(ValueError):
-    """No token can be chosen: a logit is not finite, every token is banned, or an id lies outside the vocabulary;
-    ``status`` tells which, as in ``sampling.rows``."""
+    """No token can be chosen: a logit is not finite, every token is banned or masked, or an id lies outside the
+    vocabulary; ``status`` tells which, as in ``sampling.rows``."""
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
@@ -38,7 +38,7 @@ class NoTokenError(ValueError):
 
 
 def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> NDArray[np.float32]:
-    """Returns z: logits after bias, bans, penalties and temperature (which 0 leaves out). Does not modify ``logits``.
+    """Returns z: logits after bias, bans, mask, penalties and temperature (0 leaves it out). ``logits`` stays.
 
     logits [vocab] f32; ``row`` one SAMPLE_ROW whose starts and counts address the flat arrays of ``lists``.
     Raises ``NoTokenError``.
@@ -59,6 +59,10 @@ def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> N
     for j, token in enumerate(part(lists.bias_tokens, "bias")):
         z[token] += lists.bias_values[bias_start + j]
     z[part(lists.banned_tokens, "banned")] = -np.inf
+    if row["mask"] >= 0:
+        if row["mask"] >= len(lists.mask_words):
+            raise NoTokenError("the mask lies outside the step's arrays", BAD_TOKEN)
+        z[~allowed_tokens(lists.mask_words[row["mask"]], vocab_size)] = -np.inf
     repetition = np.float32(row["repetition_penalty"])
     frequency = np.float32(row["frequency_penalty"])
     presence = np.float32(row["presence_penalty"])
@@ -71,8 +75,14 @@ def transform(logits: NDArray[np.float32], row: np.void, lists: SampleRows) -> N
     if row["temperature"] > 0:
         z /= np.float32(row["temperature"])
     if not np.isfinite(z.max()):
-        raise NoTokenError("every token is banned, or a logit overflows", NOTHING_LEFT)
+        raise NoTokenError("every token is banned or masked, or a logit overflows", NOTHING_LEFT)
     return z
+
+
+def allowed_tokens(words: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Which tokens [vocab] a mask [ceil(vocab / 32)] allows."""
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), count=vocab_size, bitorder="little")
+    return bits.astype(np.bool_)
 
 
 def ranking(z: NDArray[np.floating]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Collects the variable-length parts of a step's sampling records: counts, biases and bans."""
+"""Collects the variable-length parts of a step's sampling records: counts, biases, bans and masks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from paceline.sampling.rows import SampleRows
 
 _NO_IDS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
+_NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
 class ListsBuilder:
@@ -21,6 +22,7 @@ class ListsBuilder:
         self._counts: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         self._biases: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = []
         self._banned: list[NDArray[np.int32]] = []
+        self._masks: list[NDArray[np.uint32]] = []
         self._num_counts = self._num_biases = self._num_banned = 0
 
     def add_counts(self, output: int, tokens: NDArray[np.int32], values: NDArray[np.int32]) -> None:
@@ -41,6 +43,11 @@ class ListsBuilder:
         self._num_banned += len(tokens)
         self._banned.append(tokens)
 
+    def add_mask(self, output: int, words: NDArray[np.uint32]) -> None:
+        """Which tokens may be drawn: a bit for each, of as many words as all masks of the step have."""
+        self._rows[output]["mask"] = len(self._masks)
+        self._masks.append(words)
+
     def build(self) -> SampleRows:
         """The records with their lists."""
         return SampleRows(
@@ -50,4 +57,5 @@ class ListsBuilder:
             np.concatenate([_NO_IDS, *(tokens for tokens, _ in self._biases)]),
             np.concatenate([_NO_VALUES, *(values for _, values in self._biases)]),
             np.concatenate([_NO_IDS, *self._banned]),
+            np.stack(self._masks) if self._masks else _NO_MASKS,
         )

@@ -30,6 +30,7 @@ SAMPLE_ROW = np.dtype(
         ("bias_len", "<i4"),
         ("banned_start", "<i4"),
         ("banned_len", "<i4"),
+        ("mask", "<i4"),  # which mask says what may be drawn; -1 = anything
     ],
     align=True,
 )
@@ -41,6 +42,11 @@ MAX_LOGPROBS = 64
 """Most alternatives that one output can report."""
 
 
+def mask_width(vocab_size: int) -> int:
+    """Words of a mask."""
+    return (vocab_size + 31) // 32
+
+
 @dataclass(frozen=True)
 class SampleRows:
     """How the token of each output of a step is chosen.
@@ -50,6 +56,7 @@ class SampleRows:
     count_values  [c] i32  how often each occurred in the output (0: only in the prompt)
     bias_tokens   [b] i32, bias_values [b] f32: added to the logits
     banned_tokens [n] i32: logits become -inf (min_tokens)
+    mask_words    [masks, ceil(vocab / 32)] u32: bit id % 32 of word id / 32 is 0 where a token's logit becomes -inf
     """
 
     rows: NDArray[np.void]
@@ -58,6 +65,7 @@ class SampleRows:
     bias_tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     bias_values: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     banned_tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    mask_words: NDArray[np.uint32] = field(default_factory=lambda: np.zeros((0, 0), np.uint32))
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,8 @@ class SampledRows:
     logprobs     [outputs] f32       log-softmax of the model's own logits at the token (nan where num_logprobs was -1)
     top_tokens   [outputs, k] i32    the k most likely ids, k the largest num_logprobs of the step; unused entries -1
     top_logprobs [outputs, k] f32    theirs, descending (ties by id)
-    status       [outputs] u32       0 well; 1 a logit was not finite; 2 every token was banned; 3 an id outside the
-    vocabulary
+    status       [outputs] u32       0 well; 1 a logit was not finite; 2 every token was banned or masked; 3 an id
+    outside the vocabulary
     """
 
     tokens: NDArray[np.int32]
@@ -86,4 +94,5 @@ def greedy_rows(count: int) -> SampleRows:
     rows["repetition_penalty"] = 1.0
     rows["num_logprobs"] = -1
     rows["forced"] = -1
+    rows["mask"] = -1
     return SampleRows(rows)

@@ -1,4 +1,4 @@
-"""The penalties, biases and bans of requests, for a draft model that may have another vocabulary than the target."""
+"""What penalises, biases, bans and masks tokens, for a draft model that may have another vocabulary than the target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.sampling.lists import ListsBuilder
-from paceline.sampling.rows import SampleRows
+from paceline.sampling.rows import SampleRows, mask_width
 
 
 class DraftLists(ListsBuilder):
@@ -32,6 +32,13 @@ class DraftLists(ListsBuilder):
         """See ``ListsBuilder``."""
         self._without_ban.discard(output)
         super().add_banned(output, np.concatenate([tokens[tokens < self._vocab_size], self._surplus]))
+
+    def add_mask(self, output: int, words: NDArray[np.uint32]) -> None:
+        """See ``ListsBuilder``."""
+        fitting = np.zeros(mask_width(self._vocab_size), np.uint32)
+        count = min(len(fitting), len(words))
+        fitting[:count] = words[:count]  # the target's masks have no bits beyond its vocabulary
+        super().add_mask(output, fitting)
 
     def build(self) -> SampleRows:
         """See ``ListsBuilder``."""
