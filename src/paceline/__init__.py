@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.engine.outputs import TokenLogprob as TokenLogprob
     from paceline.engine.outputs import TopLogprob as TopLogprob
     from paceline.engine.stats import EngineStats as EngineStats
+    from paceline.errors import AddressError as AddressError
     from paceline.errors import CacheDirectoryError as CacheDirectoryError
     from paceline.errors import CapacityError as CapacityError
     from paceline.errors import CheckpointError as CheckpointError
@@ -48,6 +49,7 @@ _MODULES = {
     "paceline.engine.outputs": ("Completion", "Delta", "Timing", "TokenLogprob", "TopLogprob"),
     "paceline.engine.stats": ("EngineStats",),
     "paceline.errors": (
+        "AddressError",
         "CacheDirectoryError",
         "CapacityError",
         "CheckpointError",

@@ -13,7 +13,8 @@ PacelineError
 │   ├── KVCapacityError        one request needs more KV pages than exist (both numbers)
 │   ├── MemoryBudgetError      weights and the smallest KV pool exceed the memory available
 │   └── OverloadError          the waiting queue is full
-└── CacheDirectoryError        the prefix cache cannot be kept in that directory (names it and why)
+├── CacheDirectoryError        the prefix cache cannot be kept in that directory (names it and why)
+└── AddressError               the server cannot listen at that address (names it and why)
 """
 
 from __future__ import annotations
@@ -112,3 +113,12 @@ class CacheDirectoryError(PacelineError):
     def __init__(self, directory: object, problem: str) -> None:
         self.directory = str(directory)
         super().__init__(f"{directory}: cannot keep the prefix cache here: {problem}")
+
+
+class AddressError(PacelineError):
+    """The server cannot listen at the address that was given."""
+
+    def __init__(self, host: str, port: int, problem: str) -> None:
+        self.host = host
+        self.port = port
+        super().__init__(f"cannot listen at {host}, port {port}: {problem}")

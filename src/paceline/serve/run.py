@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 
+from paceline.errors import AddressError
 from paceline.llm import LLM
 from paceline.serve.app import build_app
 from paceline.serve.keys import KeyRing, read_keys
@@ -30,19 +35,36 @@ class _Server(uvicorn.Server):
 
 
 def serve(model: str, settings: ServeSettings, load: Callable[[], LLM]) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit status. Raises what ``load`` raises."""
+    """Serves until SIGTERM or SIGINT; returns the exit status. Raises ``AddressError`` where it cannot listen, and what
+    ``load`` raises."""
     keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else KeyRing({})
     service = Service(settings, keys, model=model)
-    return asyncio.run(_serve(service, load))
+    with listen(settings.host, settings.port) as listener:
+        return asyncio.run(_serve(service, load, listener))
 
 
-async def _serve(service: Service, load: Callable[[], LLM]) -> int:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections there; raises ``AddressError``, before a model has been loaded in vain."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (socket.gaierror, UnicodeError) as error:
+        raise AddressError(host, port, str(error)) from error
+    except OSError as error:
+        raise AddressError(host, port, os.strerror(error.errno or 0)) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address that a socket really has; port 0 has become a number."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _serve(service: Service, load: Callable[[], LLM], listener: socket.socket) -> int:
     settings = service.settings
     app: Starlette = build_app(service)
     config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -50,13 +72,13 @@ async def _serve(service: Service, load: Callable[[], LLM]) -> int:
         timeout_graceful_shutdown=int(settings.shutdown_s),
     )
     server = _Server(config)
-    async with _loaded(service, load, server):
-        await server.serve()
+    async with _loaded(service, load, server, url_of(listener)):
+        await server.serve(sockets=[listener])
     return 0
 
 
 @contextlib.asynccontextmanager
-async def _loaded(service: Service, load: Callable[[], LLM], server: uvicorn.Server) -> AsyncIterator[None]:
+async def _loaded(service: Service, load: Callable[[], LLM], server: uvicorn.Server, url: str) -> AsyncIterator[None]:
     """Loads the model beside what happens inside; closes it afterwards. A load that fails stops the server."""
 
     async def loading() -> None:
@@ -66,8 +88,9 @@ async def _loaded(service: Service, load: Callable[[], LLM], server: uvicorn.Ser
             server.should_exit = True
             raise
         service.use(llm)
-        address = f"http://{service.settings.host}:{service.settings.port}"
-        print(f"Paceline serves {service.model} at {address}", file=sys.stderr, flush=True)
+        print(
+            f"Paceline serves {service.model} at {url} (ready in {_process_age_s():.1f} s)", file=sys.stderr, flush=True
+        )
 
     task = asyncio.ensure_future(loading())
     try:
@@ -77,3 +100,9 @@ async def _loaded(service: Service, load: Callable[[], LLM], server: uvicorn.Ser
         await task
         if service.is_loaded:
             await asyncio.to_thread(service.llm.close)
+
+
+def _process_age_s() -> float:
+    """Seconds since the process began, imports included."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
