@@ -65,16 +65,16 @@ $(VENV_MADE):
 	@touch $@
 
 $(RUNTIME): | $(VENV_MADE)
-	@echo "Installing what the package needs"
+	@echo "Installing what the package and its server need"
 	@rm -f $(VENV)/runtime-*
-	@$(REQUIREMENTS) runtime build >$@.part && $(PIP) install -r $@.part
+	@$(REQUIREMENTS) runtime serve build >$@.part && $(PIP) install -r $@.part
 	@$(REQUIREMENTS) build-tools >$@.part && { [ ! -s $@.part ] || $(PIP) install -r $@.part; }
 	@mv $@.part $@
 
 $(TEST_TOOLS): | $(RUNTIME)
 	@echo "Installing what the tests need"
 	@rm -f $(VENV)/test-*
-	@$(REQUIREMENTS) runtime test >$@.part && $(PIP) install -r $@.part
+	@$(REQUIREMENTS) runtime serve test >$@.part && $(PIP) install -r $@.part
 	@mv $@.part $@
 
 $(DEV_TOOLS): | $(RUNTIME)
