@@ -37,9 +37,19 @@ Messages = Sequence[Mapping[str, str]]
 class PromptTokenizer(TokenText, Protocol):
     """What an LLM needs of a tokenizer."""
 
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def add_bos(self) -> bool: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token_id: int, include_special: bool = False) -> bytes:
+        """As ``TokenText`` has it; with ``include_special`` control tokens are spelled out."""
+        ...
 
 
 class Template(Protocol):
@@ -313,11 +323,12 @@ class LLM:
             return self.stream(prompt, params, cache_domain=cache_domain)
         return self.generate(prompt, params, cache_domain=cache_domain)
 
-    def chat_tokens(self, messages: Messages) -> list[int]:
+    def chat_tokens(self, messages: Messages, *, add_generation_prompt: bool = True) -> list[int]:
         """The tokens that the model's chat template makes of ``messages``; ``UnsupportedError`` without a template."""
         if self.chat_template is None:
             raise UnsupportedError("this model has no chat template: give a prompt instead of messages")
-        return self.tokenizer.encode(self.chat_template.render(messages), add_special_tokens=False)
+        text = self.chat_template.render(messages, add_generation_prompt)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     @overload
     async def agenerate(  # type: ignore[overload-overlap]  # as above

@@ -206,9 +206,9 @@ class FakeTokenizer:
         assert len(table) == vocab_size
         self._table = list(table)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token."""
-        return self._table[token_id]
+    def token_bytes(self, token_id: int, include_special: bool = False) -> bytes:
+        """The bytes of a token; the end of text is spelled "<end>"."""
+        return b"<end>" if include_special and token_id in self.eos_token_ids else self._table[token_id]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The first token of each byte."""

@@ -9,10 +9,18 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from paceline.serve import chat, health, models
+from paceline.serve import chat, completions, health, models, tokens
 from paceline.serve.answers import Answer
 from paceline.serve.protocol.chat import ChatChunk, ChatRequest, ChatResponse
-from paceline.serve.protocol.models import Health, ModelList
+from paceline.serve.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from paceline.serve.protocol.models import Health, ModelCard, ModelList
+from paceline.serve.protocol.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
 from paceline.serve.service import Exchange, Service
 
 Handler = Callable[[Service, Exchange, Request, Any], Awaitable[Answer]]
@@ -38,7 +46,19 @@ class Endpoint:
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/chat/completions", chat.create_chat_completion, ChatRequest, ChatResponse, ChatChunk),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions.create_completion,
+        CompletionRequest,
+        CompletionResponse,
+        CompletionChunk,
+    ),
     Endpoint("GET", "/v1/models", models.list_models, answer=ModelList),
+    Endpoint("GET", "/v1/models/{model:path}", models.retrieve_model, answer=ModelCard),
+    Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
+    Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
+    Endpoint("GET", "/tokenizer_info", tokens.tokenizer_info, answer=TokenizerInfo),
     Endpoint("GET", "/health/live", health.live, answer=Health, is_open=True),
     Endpoint("GET", "/health/ready", health.ready, answer=Health, is_open=True),
 )

@@ -11,5 +11,14 @@ from paceline.serve.service import Exchange, Service
 
 async def list_models(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
     """The one model that is served."""
-    card = ModelCard(id=service.model, created=service.started, max_model_len=service.llm.config.context_length)
-    return DocumentAnswer(ModelList(data=[card]).model_dump())
+    return DocumentAnswer(ModelList(data=[_card(service)]).model_dump())
+
+
+async def retrieve_model(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
+    """That model by its name; 404 for another."""
+    service.check_model(http.path_params["model"])
+    return DocumentAnswer(_card(service).model_dump())
+
+
+def _card(service: Service) -> ModelCard:
+    return ModelCard(id=service.model, created=service.started, max_model_len=service.llm.config.context_length)

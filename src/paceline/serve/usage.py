@@ -26,6 +26,17 @@ def usage_document(completions: Sequence[Completion], *, num_prompt_tokens: int 
     }
 
 
+def total_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The usage of several prompts together; of all of which ``usage_document`` tells."""
+    first = usages[0]
+    return {
+        name: total_usage([usage[name] for usage in usages])
+        if isinstance(first[name], dict)
+        else sum(usage[name] for usage in usages)
+        for name in first
+    }
+
+
 def timings_document(completion: Completion) -> dict[str, float]:
     """Ours: how long an answer took, by the engine's clock."""
     timing = completion.timing

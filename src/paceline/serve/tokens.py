@@ -1,0 +1,77 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, with which clients count and cut without the model's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from starlette.requests import Request
+
+from paceline.llm import LLM
+from paceline.serve.answers import Answer, DocumentAnswer
+from paceline.serve.limits import check_tokens, context_length
+from paceline.serve.logprobs import TokenBytes, spelled
+from paceline.serve.protocol.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+from paceline.serve.service import Exchange, Service
+
+
+async def tokenize(service: Service, exchange: Exchange, http: Request, body: TokenizeRequest) -> Answer:
+    """The tokens of a text, or of messages in the model's chat template."""
+    service.check_model(body.model)
+    llm = service.llm
+    if body.prompt is not None:
+        tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        messages = [{"role": message.role, "content": message.text()} for message in body.messages or []]
+        tokens = llm.chat_tokens(messages, add_generation_prompt=body.add_generation_prompt)
+    spelling = spelling_of(llm)
+    answer = TokenizeResponse(
+        count=len(tokens),
+        max_model_len=context_length(llm),
+        tokens=tokens,
+        token_strs=[spelled(spelling(token)) for token in tokens] if body.return_token_strs else None,
+    )
+    return DocumentAnswer(answer.model_dump())
+
+
+async def detokenize(service: Service, exchange: Exchange, http: Request, body: DetokenizeRequest) -> Answer:
+    """The text of tokens."""
+    service.check_model(body.model)
+    check_tokens(service.llm, body.tokens, "tokens")
+    return DocumentAnswer(DetokenizeResponse(prompt=spelled_text(spelling_of(service.llm), body.tokens)).model_dump())
+
+
+async def tokenizer_info(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
+    """What a client needs to know to prepare prompts as the model wants them."""
+    llm = service.llm
+    spelling = spelling_of(llm)
+    tokenizer = llm.tokenizer
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
+    info = TokenizerInfo(
+        tokenizer_class=type(tokenizer).__name__,
+        vocab_size=tokenizer.vocab_size,
+        model_max_length=context_length(llm),
+        bos_token=None if bos is None else spelled(spelling(bos)),
+        eos_token=spelled(spelling(eos[0])) if eos else None,
+        pad_token=None,
+        unk_token=None,
+        add_bos_token=tokenizer.add_bos,
+        chat_template=getattr(llm.chat_template, "source", None),
+    )
+    return DocumentAnswer(info.model_dump())
+
+
+def spelling_of(llm: LLM) -> TokenBytes:
+    """Token -> bytes, special tokens spelled out."""
+    return partial(llm.tokenizer.token_bytes, include_special=True)
+
+
+def spelled_text(spelling: TokenBytes, tokens: Sequence[int]) -> str:
+    """The text of tokens, special ones spelled out; bytes that are not UTF-8 become U+FFFD."""
+    return b"".join(map(spelling, tokens)).decode("utf-8", "replace")
