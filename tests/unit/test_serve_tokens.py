@@ -10,8 +10,11 @@ import pytest
 from byte_llm import VOCAB, byte_llm
 from served import MODEL, served
 
-from paceline.engine.outputs import TokenLogprob, TopLogprob
+from paceline.engine.outputs import Completion, TokenLogprob, TopLogprob
+from paceline.errors import RequestError
+from paceline.serve.errors import HTTPError
 from paceline.serve.logprobs import NO_PROBABILITY, TokenArrays, finite, prompt_arrays, spelled
+from paceline.serve.outcomes import check_outcomes
 
 
 def ask(method: str, path: str, body: Any = None, **server: Any) -> httpx.Response:
@@ -111,3 +114,12 @@ def test_what_a_tokenizer_puts_before_a_text_has_no_width() -> None:
     assert arrays["text_offset"] == [0, 0, 2]
     assert arrays["tokens"] == ["<s>", " Hi", " you"]
     assert arrays["token_logprobs"] == [None, -1.0, -2.0]
+
+
+def test_aborted_answer_is_no_answer() -> None:
+    whole = Completion("a", [97], "stop", 1)
+    check_outcomes([whole])
+    with pytest.raises(HTTPError):
+        check_outcomes([whole, Completion("a", [97], "abort", 1)])
+    with pytest.raises(RequestError):
+        check_outcomes([Completion("", [], "error", 1, error=RequestError("broken"))])

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from paceline.serve.answers import ClientLeftError, DocumentAnswer
+from paceline.serve.answers import ClientLeftError
 from paceline.serve.endpoints import ENDPOINTS, Endpoint
 from paceline.serve.errors import HTTPError, problem_of
 from paceline.serve.service import Exchange, Service
@@ -54,8 +54,7 @@ class _Application:
         except (ClientLeftError, ClientDisconnect):
             return None
         except Exception as error:  # whatever it is, it ends this request alone
-            problem = problem_of(error)
-            return DocumentAnswer(problem.document(), problem.status, problem.headers).response()
+            return endpoint.problem(problem_of(error)).response()
 
 
 def _client(service: Service, http: Request) -> Any:

@@ -21,6 +21,7 @@ from paceline.serve.errors import HTTPError, problem_of
 from paceline.serve.limits import check_limits, check_tokens
 from paceline.serve.logprobs import TokenArrays, TokenBytes, joined, prompt_arrays
 from paceline.serve.merging import merged
+from paceline.serve.outcomes import check_outcomes, failure_of
 from paceline.serve.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from paceline.serve.service import Exchange, Service
 from paceline.serve.sse import DONE, PING, event
@@ -182,9 +183,7 @@ async def _completions(streams: Sequence[AnswerStream]) -> list[list[Completion]
     """The answers to each prompt; raises the first error among them."""
     answers = await asyncio.gather(*(stream.completions() for stream in streams))
     for completions in answers:
-        for completion in completions:
-            if completion.error is not None:
-                raise completion.error
+        check_outcomes(completions)
     return answers
 
 
@@ -263,8 +262,9 @@ class _Chunks:
                         yield self._chunk(index, delta.text, logprobs=logprobs)
                     if delta.completion is None:
                         continue
-                    if delta.completion.error is not None:
-                        yield event(problem_of(delta.completion.error).document(), "error")
+                    failure = failure_of(delta.completion)
+                    if failure is not None:
+                        yield event(problem_of(failure).document(), "error")
                         return
                     answers[number][delta.index] = delta.completion
                     yield self._chunk(index, "", reason=_json(delta.completion.finish_reason))

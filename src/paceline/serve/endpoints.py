@@ -9,11 +9,20 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from paceline.serve import chat, completions, health, models, tokens
-from paceline.serve.answers import Answer
+from paceline.serve import chat, completions, health, models, tgi, tokens
+from paceline.serve.answers import Answer, DocumentAnswer
+from paceline.serve.errors import Problem
 from paceline.serve.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from paceline.serve.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from paceline.serve.protocol.models import Health, ModelCard, ModelList
+from paceline.serve.protocol.tgi import (
+    CompatGenerateRequest,
+    GenerateRequest,
+    GenerateResponse,
+    GenerateResponses,
+    Info,
+    StreamResponse,
+)
 from paceline.serve.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,6 +35,11 @@ from paceline.serve.service import Exchange, Service
 Handler = Callable[[Service, Exchange, Request, Any], Awaitable[Answer]]
 
 
+def openai_problem(problem: Problem) -> DocumentAnswer:
+    """An error in the form that OpenAI's clients read."""
+    return DocumentAnswer(problem.document(), problem.status, problem.headers)
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One path and method.
@@ -33,6 +47,7 @@ class Endpoint:
     body    what the request carries, parsed and handed to the handler; None without
     answer  what a 200 carries;  chunk  one event of it as a stream, None where it never streams
     is_open whether it needs no key
+    problem what an error looks like here
     """
 
     method: Literal["GET", "POST"]
@@ -42,6 +57,7 @@ class Endpoint:
     answer: type[BaseModel] | None = None
     chunk: type[BaseModel] | None = None
     is_open: bool = False
+    problem: Callable[[Problem], DocumentAnswer] = openai_problem
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -59,6 +75,27 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
     Endpoint("GET", "/tokenizer_info", tokens.tokenizer_info, answer=TokenizerInfo),
+    Endpoint("POST", "/generate", tgi.generate, GenerateRequest, GenerateResponse, problem=tgi.tgi_problem),
+    Endpoint(
+        "POST",
+        "/generate_stream",
+        tgi.generate_stream,
+        GenerateRequest,
+        None,
+        StreamResponse,
+        problem=tgi.tgi_problem,
+    ),
+    Endpoint(
+        "POST",
+        "/",
+        tgi.compat_generate,
+        CompatGenerateRequest,
+        GenerateResponses,
+        StreamResponse,
+        problem=tgi.tgi_problem,
+    ),
+    Endpoint("GET", "/info", tgi.info, answer=Info, problem=tgi.tgi_problem),
+    Endpoint("GET", "/health", tgi.health, is_open=True, problem=tgi.tgi_problem),
     Endpoint("GET", "/health/live", health.live, answer=Health, is_open=True),
     Endpoint("GET", "/health/ready", health.ready, answer=Health, is_open=True),
 )
