@@ -427,6 +427,10 @@ class LLM:
         """What the engine has done so far."""
         return self._engine.stats()
 
+    def progress_age_s(self) -> float:
+        """Seconds since the engine last got on while it had work, 0 when it has none: of a step that hangs it grows."""
+        return self._engine.progress_age_s()
+
     def path(self) -> dict[str, str | int]:
         """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
         return {**self._executor.path(), "speculation": self._engine.speculation}

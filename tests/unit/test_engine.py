@@ -375,6 +375,8 @@ def test_stats_count_rows_tokens_and_time() -> None:
     run(engine)
     stats = engine.stats()
     assert (stats.steps, stats.rows, stats.output_tokens) == (3, 6, 3)
+    num_prompt = len(PROMPT)
+    assert stats.attended_tokens == num_prompt + (num_prompt + 1) + (num_prompt + 2)
     # Clock readings: made 0; first step 1, run 2-3; second run 4-5; third run 6-7, end 8.
     assert (stats.python_s, stats.executor_s) == (4, 3)
     assert stats.python_share == pytest.approx(4 / 7)
@@ -390,6 +392,25 @@ def test_time_without_work_is_not_counted() -> None:
         engine.abort(request)
         now[0] += 100.0
     assert engine.stats().python_s == 0.0
+
+
+def test_progress_ages_within_a_step_and_not_without_work() -> None:
+    now, ages = [0.0], []
+    engine = Engine(FakeExecutor(), FakeTokenizer(), EngineConfig(max_batch=4), clock=lambda: now[0])
+    original = engine.executor.run
+
+    def slow(plan):  # type: ignore[no-untyped-def]
+        now[0] += 5.0
+        ages.append(engine.progress_age_s())
+        return original(plan)
+
+    engine.executor.run = slow  # type: ignore[method-assign]
+    engine.add(engine.make_request(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True)))
+    now[0] = 100.0
+    run(engine)
+    now[0] = 200.0
+    assert ages == [5.0, 5.0], "the first step ages too, and each step begins anew"
+    assert engine.progress_age_s() == 0.0
 
 
 def test_timings_follow_the_definitions() -> None:
@@ -409,7 +430,7 @@ def test_timings_follow_the_definitions() -> None:
     (update,) = run(engine)
     assert update.completion is not None
     timing = update.completion.timing
-    assert (timing.ttft_s, timing.tpot_s, timing.e2e_s) == (3.0, 1.0, 5.0)
+    assert (timing.queue_s, timing.ttft_s, timing.tpot_s, timing.e2e_s) == (1.0, 3.0, 1.0, 5.0)
     assert (timing.prefill_tokens_per_s, timing.decode_tokens_per_s) == (8 / 2, 1.0)
     again = engine.make_request([1] * 8, SamplingParams(max_tokens=1))
     engine.add(again)

@@ -81,7 +81,7 @@ class Engine:
         self._pacer = ChunkPacer(config.max_gap_ms)
         self._builder = PlanBuilder(kv, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
         self._ids = itertools.count()
-        self._steps = self._rows = self._output_tokens = self._finished = self._failed = 0
+        self._steps = self._rows = self._attended = self._output_tokens = self._finished = self._failed = 0
         self._python_s = self._executor_s = 0.0
         self._python_since_s: float | None = None  # None while there is no work
         self._speculator: Speculator | None = None
@@ -184,7 +184,9 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Plans, runs and commits one step; the updates are those of streaming requests and of requests that ended."""
-        since = self._python_since_s if self._python_since_s is not None else self._clock()
+        if self._python_since_s is None:
+            self._python_since_s = self._clock()
+        since = self._python_since_s
         schedule = self.scheduler.plan(self._pacer.max_rows)
         updates = [self._end(request, "error") for request in schedule.failed]
         for request in schedule.admitted:
@@ -209,8 +211,9 @@ class Engine:
             self._executor_s += end - start
             self._steps += 1
             self._rows += len(plan.tokens)
+            num_tokens = sum([len(request.tokens) for request in schedule.requests])
+            self._attended += num_tokens
             if self._speculator is not None:
-                num_tokens = sum([len(request.tokens) for request in schedule.requests])
                 teaches = result is not None and len(plan.logit_rows) == len(plan.tokens)
                 # Planning included: rows of drafts cost Python too. What drafting took is told apart.
                 self._speculator.observe_step(len(plan.tokens), num_tokens, end - since, teaches=teaches)
@@ -321,12 +324,18 @@ class Engine:
         """Writes one page of the prefix cache to its store; whether there are more. For when there is no work."""
         return self.scheduler.kv.persist(1) > 0
 
+    def progress_age_s(self) -> float:
+        """Seconds since a step ended, or the first one began, while there is work; 0 without work. From any thread."""
+        since = self._python_since_s
+        return 0.0 if since is None else self._clock() - since
+
     def stats(self) -> EngineStats:
         """Totals and state. May be called from another thread; the numbers are then of about the same moment."""
         scheduler, pool = self.scheduler, self.scheduler.kv.pool
         return EngineStats(
             steps=self._steps,
             rows=self._rows,
+            attended_tokens=self._attended,
             output_tokens=self._output_tokens,
             requests_finished=self._finished,
             requests_failed=self._failed,

@@ -43,6 +43,7 @@ class TokenLogprob:
 class Timing:
     """When things happened to one request.
 
+    queue_s                from submission to the first step
     ttft_s                 from submission to the first token
     tpot_s                 mean time of each further token, 0 when there is at most one token
     e2e_s                  from submission to the last token
@@ -55,6 +56,7 @@ class Timing:
     e2e_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
+    queue_s: float = 0.0
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class Timing:
             e2e_s=last_s - submitted_s,
             prefill_tokens_per_s=prompt / prefill_s if prefill_s > 0 else 0.0,
             decode_tokens_per_s=(output - 1) / decode_s if decode_s > 0 else 0.0,
+            queue_s=started_s - submitted_s,
         )
 
 

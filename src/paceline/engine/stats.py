@@ -12,6 +12,7 @@ class EngineStats:
     """Totals since the engine was made, and its state now.
 
     steps, rows                        passes through the model and token positions computed in them
+    attended_tokens                    tokens whose keys and values the steps read, each request counted by itself
     output_tokens                      tokens drawn for requests
     requests_finished, requests_failed ended well or aborted; ended by an error
     preemptions, wasted_tokens         requests that gave their pages up, and positions that had been computed for them
@@ -29,6 +30,7 @@ class EngineStats:
 
     steps: int
     rows: int
+    attended_tokens: int
     output_tokens: int
     requests_finished: int
     requests_failed: int
