@@ -28,7 +28,7 @@ from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, MemoryPlan, plan_memory
 from paceline.kv.store import PageStore
 from paceline.machine import detect_machine
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, Structure
 from paceline.speculate.speculator import Speculator
 
 Messages = Sequence[Mapping[str, str]]
@@ -42,8 +42,6 @@ class PromptTokenizer(TokenText, Protocol):
 
     @property
     def add_bos(self) -> bool: ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -420,6 +418,11 @@ class LLM:
         requests = self._requests(prompt, params, cache_domain, streaming=streaming)
         self._runner.submit(requests, sink)
         return Submission(self._runner, requests)
+
+    def prepare_structure(self, structure: Structure) -> None:
+        """Compiles a structure, which takes milliseconds to a second, so that asking for answers with it is quick. May
+        be called from any thread; what does not compile is a ``ParameterError`` here as it is when it is asked for."""
+        self._engine.prepare_structure(structure)
 
     # Looking
 

@@ -88,6 +88,8 @@ class SamplingParams:
     ignore_eos          the model's own end of text does not end the answer
     logprobs            None = none, k = log-probability of each token and of the k most likely ones
     prompt_logprobs     likewise for the tokens of the prompt
+    structure           what the answer must be; it ends when it is whole and nothing can follow, and ``min_tokens`` and
+                        ``ignore_eos`` give way where nothing but its end is left. Stops and ``max_tokens`` cut it short
 
     Sequences become tuples and ``logit_bias`` a read-only copy.
     """
@@ -109,6 +111,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structure: Structure | None = None
 
     def __post_init__(self) -> None:
         def put(field: str, value: object) -> None:
@@ -137,6 +140,8 @@ class SamplingParams:
             raise ParameterError("ignore_eos", self.ignore_eos, "true or false")
         put("logprobs", _optional("logprobs", self.logprobs, 0, MAX_ALTERNATIVES))
         put("prompt_logprobs", _optional("prompt_logprobs", self.prompt_logprobs, 0, MAX_ALTERNATIVES))
+        if self.structure is not None and not isinstance(self.structure, Structure):
+            raise ParameterError("structure", self.structure, "a Structure")
 
     @property
     def is_greedy(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.params import SamplingParams
+from paceline.sampling.constraint import Constraint
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import greedy_rows
 from paceline.speculate.draft import Context, Draft
@@ -26,6 +27,7 @@ class FakeContext:
     params: SamplingParams = field(default_factory=SamplingParams)
     record: NDArray[np.void] = field(default_factory=lambda: greedy_rows(1).rows)
     slot: int | None = None
+    constraint: Constraint | None = None
 
     def add_lists(self, lists: ListsBuilder, output: int, path: Sequence[int]) -> None:
         """Nothing to add."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.config import PAGE_TOKENS
 from paceline.executors.base import StepPlan, StepResult
 from paceline.params import SamplingParams
+from paceline.sampling.constraint import Constraint
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import greedy_rows
 from paceline.speculate.draft import Draft
@@ -39,6 +40,7 @@ class SmallRequest:
     domain: bytes = b""
     record: NDArray[np.void] = field(default_factory=sampling_record, repr=False)
     slot: int | None = None
+    constraint: Constraint | None = None
     bias: dict[int, float] = field(default_factory=dict)
     banned: list[int] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams, repr=False)

@@ -21,7 +21,7 @@ from paceline.speculate.verify import accept, accept_drawn
 
 _STATUS = {
     1: "the model gave a logit that is not a finite number: its weights or their quantisation are broken",
-    2: "no token is left to choose: logit_bias, stop tokens and min_tokens ban the whole vocabulary",
+    2: "no token is left to choose: logit_bias, stop tokens and min_tokens ban all that may follow",
     3: "a token id of the request lies outside the vocabulary",
 }
 """What ``SampledRows.status`` means."""
@@ -75,6 +75,8 @@ class Committer:
 
         Raises ``RequestError`` when no token could be drawn; what came before it is in the request then.
         """
+        if request.constraint is not None and request.constraint.error is not None:
+            raise request.constraint.error  # what was drawn is not what the structure allows
         if request.draft is not None:
             return self._commit_draft(request, request.draft, step, first)
         request.num_computed += request.num_scheduled
@@ -157,10 +159,12 @@ class Committer:
             request.counts.add(token)
         if request.banned is not None and num_output >= params.min_tokens:
             request.banned = None
+        if request.constraint is not None:
+            request.constraint.advance(token)
         if token in request.stop_ids:
             return "stop"
         request.detokenizer.feed(token, may_stop=num_output > params.min_tokens)
-        if request.detokenizer.stopped:
+        if request.detokenizer.stopped or (request.constraint is not None and request.constraint.is_done):
             return "stop"
         return "length" if len(request.tokens) == request.max_tokens else None
 

@@ -22,6 +22,8 @@ class TokenText(Protocol):
         """The bytes that a token stands for, empty for control tokens."""
         ...
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
 
 class TokenBytes(dict[int, bytes]):
     """The bytes of tokens; a tokenizer is asked once for each."""

@@ -23,7 +23,9 @@ from paceline.executors.base import Executor, StepPlan, StepResult
 from paceline.kv.disk_tier import Store
 from paceline.kv.identity import domain_key
 from paceline.kv.manager import KVManager
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, Structure
+from paceline.sampling.constraint import Constraint
+from paceline.sampling.grammar import GrammarCompiler
 from paceline.speculate.hidden import HiddenRows
 from paceline.speculate.speculator import Speculator
 
@@ -60,6 +62,7 @@ class Engine:
         self.context_length = min(config.context_length or executor.model.context_length, executor.model.context_length)
         self._tokenizer = tokenizer
         self._token_bytes = TokenBytes(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, executor.model.vocab_size)
         self._clock = clock
         max_batch = min(config.max_batch, executor.max_rows, executor.max_outputs)
         kv = KVManager(
@@ -126,8 +129,9 @@ class Engine:
 
         ``seed`` overrides that of ``params`` (choices of one prompt share it); the draws also depend on ``choice``.
         Cached prefixes are shared with requests of the same ``cache_domain`` only.
-        Raises ``ParameterError`` for ids outside the vocabulary or an empty prompt, ``ContextLengthError`` and
-        ``KVCapacityError`` for a prompt that can never run.
+        Raises ``ParameterError`` for ids outside the vocabulary, an empty prompt, or a structure that does not compile
+        (which takes some milliseconds the first time); ``ContextLengthError`` and ``KVCapacityError`` for a prompt that
+        can never run.
         """
         try:
             tokens = [operator.index(token) for token in prompt]
@@ -144,6 +148,7 @@ class Engine:
             raise ContextLengthError(len(tokens), self.context_length)
         if len(tokens) > self.scheduler.kv.num_pool_tokens:
             raise KVCapacityError(len(tokens), self.scheduler.kv.num_pool_tokens)
+        constraint = None if params.structure is None else self._constraint(params.structure, params)
         request_id = next(self._ids)
         if seed is None:
             seed = params.seed if params.seed is not None else mix_seed(self.config.seed, request_id)
@@ -159,6 +164,21 @@ class Engine:
             streaming=streaming,
             domain=domain_key(cache_domain),
             submitted_s=self._clock(),
+            constraint=constraint,
+        )
+
+    def prepare_structure(self, structure: Structure) -> None:
+        """Compiles a structure, so that requests with it are made quickly. Raises as ``make_request`` does."""
+        self._grammars.compile(structure)
+
+    def _constraint(self, structure: Structure, params: SamplingParams) -> Constraint:
+        return Constraint(
+            self._grammars.compile(structure).matcher(),
+            self.executor.model.vocab_size,
+            ends=self._tokenizer.eos_token_ids,
+            stops=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
         )
 
     def check_room(self, num_open: int, num_new: int) -> None:

@@ -13,6 +13,7 @@ from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogpr
 from paceline.kv.manager import Fork, token_key
 from paceline.kv.radix import TOKEN_BYTES
 from paceline.params import SamplingParams
+from paceline.sampling.constraint import Constraint
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import SAMPLE_ROW
 from paceline.speculate.counts import SpeculationCounts
@@ -122,6 +123,7 @@ class Request:
     num_published  whole pages of its answer that the prefix cache knows, as the scheduler remembers it
     draft          what is verified in the step under way: its rows follow the one of the last token
     forks          a branch of the page table for each of ``draft.branch_starts()`` but the first
+    constraint     what its structure allows to follow ``tokens``, whatever of them is computed
     """
 
     __slots__ = (
@@ -129,6 +131,7 @@ class Request:
         "banned",
         "bias",
         "choice",
+        "constraint",
         "counts",
         "detokenizer",
         "domain",
@@ -178,6 +181,7 @@ class Request:
         streaming: bool = False,
         domain: bytes = b"",
         submitted_s: float = 0.0,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -202,7 +206,8 @@ class Request:
         self.speculation: SpeculationCounts | None = None
         self.num_streamed = self.num_prompt
         self.stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        self.constraint = constraint
+        if not params.ignore_eos or constraint is not None:  # a constraint bans ends itself, while it can
             self.stop_ids |= frozenset(eos_token_ids)
         self.detokenizer = Detokenizer(token_bytes, self.tokens, params.stop)
         self.record = sample_record(params, choice_seed(seed, choice))
@@ -216,7 +221,7 @@ class Request:
             ids, values = zip(*params.logit_bias.items(), strict=True)
             self.bias = (np.array(ids, np.int32), np.array(values, np.float32))
         self.banned: NDArray[np.int32] | None = None
-        if params.min_tokens > 0 and self.stop_ids:
+        if params.min_tokens > 0 and self.stop_ids and constraint is None:
             self.banned = np.array(sorted(self.stop_ids), np.int32)
         self.logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
@@ -241,15 +246,17 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a token is drawn from its record alone, without lists of counts, biases or bans."""
-        return self.counts is None and self.bias is None and self.banned is None
+        """Whether a token is drawn from its record alone, without lists of counts, biases or bans, or a mask."""
+        return self.counts is None and self.bias is None and self.banned is None and self.constraint is None
 
     def add_lists(self, lists: ListsBuilder, output: int, path: Sequence[int] = ()) -> None:
-        """Adds to ``lists`` what penalises, biases and bans the token that follows ``tokens`` and ``path``, which is
-        drawn at the step's output number ``output``."""
+        """Adds to ``lists`` what penalises, biases, bans and masks the token after ``tokens`` and ``path``, drawn
+        at the step's output number ``output``."""
         if self.counts is not None:
             tokens, values, _ = self.counts.after(path)
             lists.add_counts(output, tokens, values)
+        if self.constraint is not None:
+            lists.add_mask(output, self.constraint.mask_after(path))
         self._add_fixed_lists(lists, output, len(path))
 
     def add_draft_lists(self, lists: ListsBuilder, output: int, draft: Draft) -> None:
@@ -261,6 +268,9 @@ class Request:
                     counted.append(self.counts.after_next(counted[draft.parents[row - 1]], draft.tokens[row - 1]))
                 lists.add_counts(output + row, counted[row].tokens, counted[row].values)
             self._add_fixed_lists(lists, output + row, depth)
+        if self.constraint is not None:
+            for row, mask in enumerate(self.constraint.masks(draft.tokens, draft.parents)):
+                lists.add_mask(output + row, mask)
 
     def _add_fixed_lists(self, lists: ListsBuilder, output: int, depth: int) -> None:
         """Biases and bans of the token that follows ``depth`` more than there are."""

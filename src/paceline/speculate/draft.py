@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.params import SamplingParams
+from paceline.sampling.constraint import Constraint
 from paceline.sampling.lists import ListsBuilder
 
 MAX_NODES = 64
@@ -29,6 +30,7 @@ class Context(Protocol):
     domain      whose past outputs may be used for it
     record      [1] SAMPLE_ROW: how the target draws, without position and lists
     slot        of its page table in the target's KV manager
+    constraint  what its structure allows to follow ``tokens``; None without one
     """
 
     @property
@@ -47,10 +49,12 @@ class Context(Protocol):
     def record(self) -> NDArray[np.void]: ...
     @property
     def slot(self) -> int | None: ...
+    @property
+    def constraint(self) -> Constraint | None: ...
 
     def add_lists(self, lists: ListsBuilder, output: int, path: Sequence[int]) -> None:
-        """Adds to ``lists``, for the step's output number ``output``, what penalises, biases and bans its token: the
-        one that follows ``tokens`` and ``path``."""
+        """Adds to ``lists``, for the step's output number ``output``, what penalises, biases, bans and masks its token:
+        the one that follows ``tokens`` and ``path``."""
         ...
 
 

@@ -389,7 +389,7 @@ class EagleDrafter:
         if record["temperature"] > 0:
             return self._exact
         is_penalised = record["presence_penalty"] or record["frequency_penalty"] or record["repetition_penalty"] != 1
-        return not (is_penalised or params.logit_bias or params.min_tokens)
+        return not (is_penalised or params.logit_bias or params.min_tokens or params.structure)
 
     def _draw(self, line: _Line, logits: Features) -> tuple[int, float] | None:
         """A token as the target would draw it from these logits, and its probability; None where it could not."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from paceline.sampling.constraint import Constraint
 from paceline.speculate.counts import SpeculationCounts
 from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter
 from paceline.speculate.hidden import HiddenObserver, HiddenRows
@@ -154,9 +155,13 @@ class Speculator:
         self, drafts: Sequence[Draft | None], contexts: Sequence[Context], limits: Sequence[int]
     ) -> list[Draft | None]:
         """What of a drafter's answer can be verified. Raises where it is no answer."""
-        return [
+        sound = [
             None if draft is None else self._sound(draft, limit, context)
             for draft, limit, context in zip(drafts, limits, contexts, strict=True)
+        ]
+        return [
+            draft if draft is None or context.constraint is None else _within_structure(draft, context.constraint)
+            for draft, context in zip(sound, contexts, strict=True)
         ]
 
     def _sound(self, draft: Draft, limit: int, context: Context) -> Draft | None:
@@ -191,6 +196,22 @@ class Speculator:
             if count >= MAX_FAILURES and drafter in self.drafters:
                 self.drafters.remove(drafter)
             return None
+
+
+def _within_structure(draft: Draft, constraint: Constraint) -> Draft | None:
+    """A draft without the nodes that a structure does not let follow.
+
+    One that was drawn stays as it is: a node that is dropped for its own token no longer follows the law that q tells.
+    """
+    if draft.q is not None:
+        return draft
+    allowed: set[int] = set()
+    for leaf in set(range(1, len(draft) + 1)).difference(draft.parents):  # a chain has one
+        path = [row - 1 for row in draft.path(leaf)]
+        allowed.update(path[: constraint.num_allowed([draft.tokens[node] for node in path])])
+    if len(allowed) == len(draft):
+        return draft
+    return draft.keep(sorted(allowed)) if allowed else None
 
 
 def shared(limits: Sequence[int], room: int) -> list[int]:
