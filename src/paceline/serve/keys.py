@@ -66,14 +66,16 @@ def read_keys(path: str) -> KeyRing:
     Raises ``ParameterError`` for a file without keys, or with a name or key twice.
     """
     keys: dict[str, str] = {}
-    for line in Path(path).read_text("utf-8").splitlines():
+    for line in Path(path).read_text("ascii", "replace").splitlines():
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         name, separator, key = line.partition(":")
         name, key = (name.strip(), key.strip()) if separator else (f"key{len(keys) + 1}", line)
-        if not name or not key or name in keys or key in keys.values():
-            raise ParameterError("api_key_file", path, "one key a line, `name: key` or the key alone, none twice")
+        can_be_sent = key.isascii() and key.isprintable() and " " not in key
+        if not name or not key or not can_be_sent or name in keys or key in keys.values():
+            allowed = "one key a line, `name: key` or the key alone, none twice, keys of visible ASCII characters"
+            raise ParameterError("api_key_file", path, allowed)
         keys[name] = key
     if not keys:
         raise ParameterError("api_key_file", path, "a file with at least one key")
