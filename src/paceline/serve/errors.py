@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.engine.stats import EngineStats
 from paceline.errors import (
     CapacityError,
     ContextLengthError,
@@ -51,6 +53,18 @@ class Problem:
 
 
 RETRY_AFTER_S = 1
+INTERNAL_ERROR = "internal_error"
+"""The code of what no client caused."""
+
+LONGEST_RETRY_AFTER_S = 60
+
+
+def drain_s(stats: EngineStats, num_waiting: int) -> int:
+    """Whole seconds after which a full queue is worth another try: the time that those who wait will take, at what a
+    request has taken of the engine so far. At least 1, at most 60, since they may also leave."""
+    busy_s = stats.python_s + stats.draft_s + stats.executor_s
+    seconds = num_waiting * busy_s / max(1, stats.requests_finished)
+    return min(LONGEST_RETRY_AFTER_S, max(RETRY_AFTER_S, math.ceil(seconds)))
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -76,4 +90,4 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, PacelineError):
         headers = {"Retry-After": str(RETRY_AFTER_S)}
         return Problem(503, str(error), "server_error", None, "engine_unavailable", headers)
-    return Problem(500, f"internal error ({type(error).__name__})", "server_error", None, "internal_error")
+    return Problem(500, f"internal error ({type(error).__name__})", "server_error", None, INTERNAL_ERROR)

@@ -1,105 +1,133 @@
-"""Runs a server: loads the model while the port already answers, until a signal ends it."""
+"""Runs a server: the port answers while the model still loads, until a signal ends it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
+import resource
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
 
-from paceline.errors import AddressError
 from paceline.llm import LLM
+from paceline.serve.address import url_of
 from paceline.serve.app import build_app
+from paceline.serve.connection import connections
 from paceline.serve.keys import KeyRing, read_keys
 from paceline.serve.service import Service
 from paceline.serve.settings import ServeSettings
+from paceline.serve.signals import SIGNALS, leave
+
+ENDING_S = 5.0
+"""Time that requests get to end once they are cancelled."""
+
+_POLL_S = 0.05
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, but a signal that was obeyed is not raised once more: the exit status is 0."""
+def serve(model: str, settings: ServeSettings, listener: socket.socket, loading: Future[LLM]) -> int:
+    """Serves on ``listener`` until SIGTERM or SIGINT, from when ``loading`` is done; returns the exit status. Raises
+    what ``loading`` raises."""
+    keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else KeyRing({})
+    service = Service(settings, keys, model=model)
+    _raise_file_limit()
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    return asyncio.run(_serve(Server(service), listener, loading))
+
+
+async def _serve(server: Server, listener: socket.socket, loading: Future[LLM]) -> int:
+    service = server.service
+
+    async def become_ready() -> None:
+        try:
+            service.use(await asyncio.wrap_future(loading))
+        finally:
+            server.should_exit = not service.is_loaded
+        # What was loaded stays: no collection need look at it again.
+        gc.collect()
+        gc.freeze()
+        ready = f"(ready in {_process_age_s():.1f} s)"
+        print(f"Paceline serves {service.model} at {url_of(listener)} {ready}", file=sys.stderr, flush=True)
+
+    getting_ready = asyncio.ensure_future(become_ready())
+    await server.serve(sockets=[listener])
+    await getting_ready
+    await asyncio.to_thread(service.llm.close)
+    gc.unfreeze()  # or native objects in cycles would count as leaked
+    return 0
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which stops as is fit for answers that take long.
+
+    On a signal it takes no more connections, answers new requests 503, and ends when those that run have. After
+    ``shutdown_s`` they are cancelled, which tells their clients. A second signal, and one while the model loads, end
+    the process at once.
+    """
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(
+            build_app(service),
+            http=connections(service.settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # what is no HTTP is no news
+            access_log=False,
+            server_header=False,
+        )
+        super().__init__(config)
+        self.service = service
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            signal.signal(number, signal.SIG_DFL)  # the loop takes only what nobody else has taken
+            loop.add_signal_handler(number, self._stop)
         yield
 
+    def _stop(self) -> None:
+        if self.should_exit or not self.service.is_loaded:
+            leave()
+        self.should_exit = self.service.is_stopping = True
 
-def serve(model: str, settings: ServeSettings, load: Callable[[], LLM]) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit status. Raises ``AddressError`` where it cannot listen, and what
-    ``load`` raises."""
-    keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else KeyRing({})
-    service = Service(settings, keys, model=model)
-    with listen(settings.host, settings.port) as listener:
-        return asyncio.run(_serve(service, load, listener))
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn once ``should_exit`` is seen."""
+        for listening in self.servers:
+            listening.close()
+        if not await self._have_ended(self.service.settings.shutdown_s):
+            self.service.is_ending = True
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self._have_ended(ENDING_S)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections there; raises ``AddressError``, before a model has been loaded in vain."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except (socket.gaierror, UnicodeError) as error:
-        raise AddressError(host, port, str(error)) from error
-    except OSError as error:
-        raise AddressError(host, port, os.strerror(error.errno or 0)) from error
-
-
-def url_of(listener: socket.socket) -> str:
-    """The address that a socket really has; port 0 has become a number."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    async def _have_ended(self, limit_s: float) -> bool:
+        """Whether all requests end in that time."""
+        deadline_s = time.monotonic() + limit_s
+        while self.server_state.tasks and time.monotonic() < deadline_s:
+            await asyncio.sleep(_POLL_S)
+        return not self.server_state.tasks
 
 
-async def _serve(service: Service, load: Callable[[], LLM], listener: socket.socket) -> int:
-    settings = service.settings
-    app: Starlette = build_app(service)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        limit_concurrency=settings.max_connections,
-        timeout_graceful_shutdown=int(settings.shutdown_s),
-    )
-    server = _Server(config)
-    async with _loaded(service, load, server, url_of(listener)):
-        await server.serve(sockets=[listener])
-    return 0
-
-
-@contextlib.asynccontextmanager
-async def _loaded(service: Service, load: Callable[[], LLM], server: uvicorn.Server, url: str) -> AsyncIterator[None]:
-    """Loads the model beside what happens inside; closes it afterwards. A load that fails stops the server."""
-
-    async def loading() -> None:
-        try:
-            llm = await asyncio.to_thread(load)
-        except BaseException:
-            server.should_exit = True
-            raise
-        service.use(llm)
-        print(
-            f"Paceline serves {service.model} at {url} (ready in {_process_age_s():.1f} s)", file=sys.stderr, flush=True
-        )
-
-    task = asyncio.ensure_future(loading())
-    try:
-        yield
-    finally:
-        service.is_stopping = True
-        await task
-        if service.is_loaded:
-            await asyncio.to_thread(service.llm.close)
+def _raise_file_limit() -> None:
+    """A connection is a file, and many systems let a process have a thousand unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _process_age_s() -> float:

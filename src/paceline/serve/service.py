@@ -41,6 +41,7 @@ class Service:
         self.model = settings.served_name or model
         self.started = int(time.time())
         self.is_stopping = False
+        self.is_ending = False  # and what still runs is cancelled
         self._llm: LLM | None = None
         self._bridge: Bridge | None = None
 

@@ -17,6 +17,8 @@ class ServeSettings:
     api_key_file       one key a line (``name: key`` or the key alone), None = everybody is let in
     allow_origins      web origins whose pages may call the API, ("*",) = all; none unless asked
     max_body_bytes     longest request body
+    max_header_bytes   longest request line and headers
+    header_s, body_s   time that they may take to arrive
     max_prompt_tokens  longest prompt, None = what the context holds
     max_choices        largest ``n``
     max_stop           most stop strings
@@ -35,6 +37,9 @@ class ServeSettings:
     api_key_file: str | None = None
     allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 2**20
+    max_header_bytes: int = 2**16
+    header_s: float = 10.0
+    body_s: float = 60.0
     max_prompt_tokens: int | None = None
     max_choices: int = 16
     max_stop: int = 16
@@ -50,6 +55,7 @@ class ServeSettings:
         for name, low, high in (
             ("port", 0, 65535),
             ("max_body_bytes", 1, 2**40),
+            ("max_header_bytes", 1024, 2**24),
             ("max_choices", 1, 128),
             ("max_stop", 0, 1024),
             ("max_logprobs", 0, 64),
@@ -57,9 +63,18 @@ class ServeSettings:
             ("max_connections", 1, 2**20),
         ):
             _check_integer(name, getattr(self, name), low, high)
+        if not isinstance(self.host, str) or not self.host:
+            raise ParameterError("host", self.host, "a name or an address")
+        for name in ("served_name", "api_key_file"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ParameterError(name, value, "text")
+        origins = self.allow_origins
+        if not isinstance(origins, tuple) or not all(isinstance(origin, str) for origin in origins):
+            raise ParameterError("allow_origins", origins, "a tuple of web origins such as https://example.org, or *")
         if self.max_prompt_tokens is not None:
             _check_integer("max_prompt_tokens", self.max_prompt_tokens, 1, 2**30)
-        for name in ("shutdown_s", "ping_s", "coalesce_ms", "request_timeout_s"):
+        for name in ("header_s", "body_s", "shutdown_s", "ping_s", "coalesce_ms", "request_timeout_s"):
             value = getattr(self, name)
             if name == "request_timeout_s" and value is None:
                 continue

@@ -60,7 +60,9 @@ class EventResponse:
                 await close()
 
     async def _send(self, send: Send) -> None:
+        first = await anext(self._events, b"")
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
