@@ -113,21 +113,39 @@ def test_the_matcher_cuts_where_the_definition_does(pieces: list[str], stops: li
 @given(
     st.lists(st.sampled_from([bytes([byte]) for byte in set(TEXTS.encode())]), min_size=1, max_size=60),
     st.lists(st.text(st.sampled_from(TEXTS), min_size=1, max_size=3), max_size=3),
+    st.data(),
 )
-def test_streamed_pieces_join_to_the_final_text(tokens: list[bytes], stops: list[str]) -> None:
+def test_streamed_pieces_join_to_the_final_text_and_know_who_made_each_character(
+    tokens: list[bytes], stops: list[str], data: st.DataObject
+) -> None:
     token_bytes = byte_table(tokens)
-    detokenizer = Detokenizer(token_bytes, [], stops)
-    pieces = []
-    for token in range(len(tokens)):
-        detokenizer.feed(token)
-        pieces.append(detokenizer.take())
+    drafted = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    detokenizer, decoder = Detokenizer(token_bytes, [], stops), Utf8Decoder()
+    pieces: list[tuple[str, bool]] = []
+    makers: list[bool] = []  # of each character
+    for token, is_drafted in enumerate(drafted):
+        makers += [is_drafted] * len(decoder.feed(tokens[token]))
+        detokenizer.feed(token, drafted=is_drafted)
+        if data.draw(st.booleans()):
+            pieces += detokenizer.take()
         if detokenizer.stopped:
             break
+    makers += [drafted[-1]] * len(decoder.flush())
     detokenizer.finish()
-    pieces.append(detokenizer.take())
-    assert "".join(pieces) == detokenizer.text
-    assert detokenizer.text == cut_at_stop(b"".join(tokens).decode("utf-8", "replace"), stops)
-    assert detokenizer.take() == ""
+    pieces += detokenizer.take()
+    text = "".join(piece for piece, _ in pieces)
+    assert text == detokenizer.text == cut_at_stop(b"".join(tokens).decode("utf-8", "replace"), stops)
+    assert [maker for piece, maker in pieces for _ in piece] == makers[: len(text)]
+    assert detokenizer.take() == ()
+
+
+def test_pieces_are_as_few_as_tell_the_same() -> None:
+    detokenizer = Detokenizer(byte_table([b"a", b"bS", b"T"]), [], ["STOP"])
+    for token, drafted in ((0, False), (0, False), (0, True), (1, True), (2, False)):
+        detokenizer.feed(token, drafted=drafted)
+    assert detokenizer.take() == (("aa", False), ("ab", True)), "what may become a stop string is held"
+    detokenizer.finish()
+    assert detokenizer.take() == (("S", True), ("T", False)), "and keeps who made it"
 
 
 def test_the_longest_of_stop_strings_that_end_together_is_cut() -> None:

@@ -101,10 +101,12 @@ class Committer:
             branch = bisect_right(draft.branch_starts(), verified.rows[-1]) - 1
             if branch > 0:
                 self._kv.take(request.forks[branch - 1])
-        for row, token, output in zip([0, *verified.rows], verified.tokens, verified.outputs, strict=True):
+        num_drafted = len(verified.rows)  # the token after the last of them is the target's own
+        for at, row in enumerate([0, *verified.rows]):
             request.num_computed += 1
             step.check(first + row)
-            reason = self._append(request, token, verified.sampled, output, step.now_s)
+            token, output = verified.tokens[at], verified.outputs[at]
+            reason = self._append(request, token, verified.sampled, output, step.now_s, drafted=at < num_drafted)
             if reason is not None:
                 return reason
         return None
@@ -144,7 +146,7 @@ class Committer:
         return _Verified(accepted_rows, tokens, sampled, range(len(tokens)))
 
     def _append(
-        self, request: Request, token: int, sampled: SampledRows, output: int, now_s: float
+        self, request: Request, token: int, sampled: SampledRows, output: int, now_s: float, *, drafted: bool = False
     ) -> FinishReason | None:
         """Adds a token, reported at an output of ``sampled``."""
         params = request.params
@@ -163,7 +165,7 @@ class Committer:
             request.constraint.advance(token)
         if token in request.stop_ids:
             return "stop"
-        request.detokenizer.feed(token, may_stop=num_output > params.min_tokens)
+        request.detokenizer.feed(token, may_stop=num_output > params.min_tokens, drafted=drafted)
         if request.detokenizer.stopped or (request.constraint is not None and request.constraint.is_done):
             return "stop"
         return "length" if len(request.tokens) == request.max_tokens else None

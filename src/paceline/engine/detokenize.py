@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
+
+TextPieces = tuple[tuple[str, bool], ...]
+"""Text in pieces, each with whether accepted draft tokens made it; neighbours differ in that."""
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -128,7 +134,8 @@ class Detokenizer:
     """The text of one answer.
 
     A prompt that ends inside a character leaves its last bytes to the answer; they complete the prompt's character and
-    are no text of the answer. What ``take`` returns, joined, is ``text``.
+    are no text of the answer. What ``take`` returns, joined, is ``text``. A token is ``drafted`` when it was a node of
+    an accepted draft.
     """
 
     def __init__(self, token_bytes: Mapping[int, bytes], prompt: Sequence[int], stop: Sequence[str]) -> None:
@@ -139,6 +146,9 @@ class Detokenizer:
         self._decoder = Utf8Decoder(missing_bytes(tail[-3:]))
         self._matcher = StopMatcher(stop) if stop else None
         self._pieces: list[str] = []
+        self._drafted: list[bool] = []  # of each piece
+        self._fed: deque[tuple[int, bool]] = deque()  # lengths of what the matcher has not released, drafted or not
+        self._last_drafted = False
         self._num_taken = 0
 
     @property
@@ -151,24 +161,47 @@ class Detokenizer:
         """Whether a stop string was found."""
         return self._matcher is not None and self._matcher.stopped
 
-    def feed(self, token: int, *, may_stop: bool = True) -> None:
+    def feed(self, token: int, *, may_stop: bool = True, drafted: bool = False) -> None:
         """Releases the text that a token completes; with ``may_stop`` False no stop string begins or ends in it."""
+        self._last_drafted = drafted
         text = self._decoder.feed(self._token_bytes[token])
+        if not text:
+            return
         if self._matcher is not None and may_stop:
-            text = self._matcher.feed(text)
-        if text:
+            self._fed.append((len(text), drafted))
+            self._release(self._matcher.feed(text))
+        else:
             self._pieces.append(text)
+            self._drafted.append(drafted)
 
     def finish(self) -> None:
         """Releases the rest of the text, when no more tokens will come."""
         text = self._decoder.flush()
-        if self._matcher is not None:
-            text = self._matcher.feed(text) + self._matcher.flush()
-        if text:
-            self._pieces.append(text)
+        self._fed.append((len(text), self._last_drafted))
+        self._release(text if self._matcher is None else self._matcher.feed(text) + self._matcher.flush())
 
-    def take(self) -> str:
-        """The text released since the last call."""
-        pieces = self._pieces[self._num_taken :]
-        self._num_taken = len(self._pieces)
-        return "".join(pieces)
+    def take(self) -> TextPieces:
+        """The text released since the last call. A character belongs to the token that completed it."""
+        first, self._num_taken = self._num_taken, len(self._pieces)
+        if self._num_taken - first == 1:
+            return ((self._pieces[first], self._drafted[first]),)
+        return merge_pieces(zip(self._pieces[first:], self._drafted[first:], strict=True))
+
+    def _release(self, text: str) -> None:
+        """Adds text that was fed before, in pieces as it was fed."""
+        start = 0
+        while start < len(text):
+            length, drafted = self._fed.popleft()
+            end = min(start + length, len(text))
+            if end > start:
+                self._pieces.append(text[start:end])
+                self._drafted.append(drafted)
+            if start + length > end:  # the rest is held back
+                self._fed.appendleft((start + length - end, drafted))
+            start = end
+
+
+def merge_pieces(pieces: Iterable[tuple[str, bool]]) -> TextPieces:
+    """The same text in as few pieces as tell the same."""
+    groups = groupby(pieces, key=itemgetter(1))
+    return tuple(("".join([text for text, _ in group]), drafted) for drafted, group in groups)

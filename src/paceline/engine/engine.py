@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.config import EngineConfig
 from paceline.engine.commit import Committer, StepOutputs
-from paceline.engine.detokenize import TokenBytes, TokenText
+from paceline.engine.detokenize import TextPieces, TokenBytes, TokenText
 from paceline.engine.outputs import Completion, Delta, FinishReason
 from paceline.engine.pace import ChunkPacer
 from paceline.engine.plan import PlanBuilder
@@ -302,22 +302,23 @@ class Engine:
             if reason is not None:
                 self.scheduler.remove(request)
                 updates.append(self._end(request, reason))
-            elif request.streaming and request.num_outputs and (text := request.detokenizer.take()):
-                updates.append(Update(request, self._delta(request, text), None))
+            elif request.streaming and request.num_outputs and (pieces := request.detokenizer.take()):
+                updates.append(Update(request, self._delta(request, pieces), None))
         if observed and speculator is not None:
             speculator.observe_hidden(observed)
         return updates
 
-    def _delta(self, request: Request, text: str, completion: Completion | None = None) -> Delta:
-        """A piece of stream: ``text`` and the tokens since the piece before."""
+    def _delta(self, request: Request, pieces: TextPieces, completion: Completion | None = None) -> Delta:
+        """A piece of stream: the text of ``pieces`` and the tokens since the piece before."""
         first, request.num_streamed = request.num_streamed, len(request.tokens)
         return Delta(
-            text,
+            pieces[0][0] if len(pieces) == 1 else "".join([text for text, _ in pieces]),
             request.tokens[first:],
             request.finish_reason,
             request.choice,
             completion,
             None if request.logprobs is None else request.logprobs[first - request.num_prompt :],
+            pieces,
         )
 
     def _end(self, request: Request, reason: FinishReason) -> Update:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.engine.detokenize import TextPieces
 from paceline.speculate.counts import SpeculationCounts
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -107,7 +108,8 @@ class Completion:
 class Delta:
     """A piece of a streamed answer: new text, the tokens since the piece before; on the last piece, the completion.
 
-    ``index`` is the choice (0 unless n > 1); ``logprobs`` those of ``token_ids``, when asked for.
+    ``index`` is the choice (0 unless n > 1); ``logprobs`` those of ``token_ids``, when asked for. ``pieces`` are
+    ``text`` in parts, each with whether tokens of an accepted draft made it.
     """
 
     text: str
@@ -116,3 +118,4 @@ class Delta:
     index: int = 0
     completion: Completion | None = None
     logprobs: list[TokenLogprob] | None = None
+    pieces: TextPieces = ()

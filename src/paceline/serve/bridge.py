@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+from paceline.engine.detokenize import merge_pieces
 from paceline.engine.engine import Update
 from paceline.engine.outputs import Completion, Delta
 from paceline.llm import LLM, Submission
@@ -125,4 +126,5 @@ def _joined(first: Delta, second: Delta) -> Delta:
         second.index,
         second.completion,
         logprobs,
+        merge_pieces([*first.pieces, *second.pieces]),
     )
