@@ -31,7 +31,7 @@ from paceline.machine import detect_machine
 from paceline.params import SamplingParams, Structure
 from paceline.speculate.speculator import Speculator
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class PromptTokenizer(TokenText, Protocol):
@@ -53,7 +53,13 @@ class PromptTokenizer(TokenText, Protocol):
 class Template(Protocol):
     """What an LLM needs of a chat template."""
 
-    def render(self, messages: Messages, add_generation_prompt: bool = True) -> str: ...
+    def render(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str: ...
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from fake_executor import FakeExecutor, FakeTokenizer, tiny_model
@@ -16,9 +17,15 @@ VOCAB = 257
 
 
 class PlainTemplate:
-    """Each message as "role: content", a line each."""
+    """Each message as "role: content", a line each; knows no tools."""
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt."""
         lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return lines + ("assistant: " if add_generation_prompt else "")

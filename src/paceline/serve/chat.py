@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 
 from paceline import __version__
-from paceline.engine.outputs import Completion, Delta
+from paceline.engine.outputs import Completion
+from paceline.errors import ParameterError, UnsupportedError
+from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_disconnected
-from paceline.serve.bridge import AnswerStream
-from paceline.serve.errors import problem_of
+from paceline.serve.chat_choice import ChatChoice, message_document
+from paceline.serve.chat_stream import ChatEvents, ChunkWriter
+from paceline.serve.conversation import read_conversation
+from paceline.serve.limits import check_limits
+from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.chat import ChatRequest
 from paceline.serve.service import Exchange, Service
-from paceline.serve.sse import DONE, PING, event
+from paceline.serve.tools.toolbox import Toolbox
 from paceline.serve.usage import timings_document, usage_document
 
 FINGERPRINT = f"paceline-{__version__}"
@@ -25,11 +29,10 @@ FINGERPRINT = f"paceline-{__version__}"
 async def create_chat_completion(service: Service, exchange: Exchange, http: Request, body: ChatRequest) -> Answer:
     """The assistant's next message, whole or as a stream of chunks."""
     service.check_model(body.model)
-    params = body.sampling_params(
-        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    )
-    messages = [{"role": message.role, "content": message.text()} for message in body.messages]
-    prompt = service.llm.chat_tokens(messages)
+    text, toolbox = read_conversation(body, service.llm.chat_template)
+    params = _params(body, toolbox)
+    check_limits(service.settings, params, logprobs_field="top_logprobs")
+    prompt = await service.encode(text, add_special_tokens=False)
     stream = await service.ask(exchange, prompt, params, streaming=body.stream)
     head = {
         "id": f"chatcmpl-{exchange.request_id}",
@@ -38,68 +41,51 @@ async def create_chat_completion(service: Service, exchange: Exchange, http: Req
         "model": service.model,
         "system_fingerprint": FINGERPRINT,
     }
-    if body.stream:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventAnswer(_chunks(stream, head, params.n, include_usage, service.settings.ping_s))
+    choices = [ChatChoice(toolbox, has_logprobs=params.logprobs is not None) for _ in range(params.n)]
     try:
+        if body.stream:
+            events = ChatEvents(stream, ChunkWriter(head, choices, body.stream_options), service.settings.ping_s)
+            await until_disconnected(http, events.begin())
+            return EventAnswer(events)
         completions = await until_disconnected(http, stream.completions())
-    finally:
+    except BaseException:
         stream.close()
-    for completion in completions:
-        if completion.error is not None:
-            raise completion.error
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": completion.finish_reason,
-        }
-        for index, completion in enumerate(completions)
-    ]
-    return DocumentAnswer(
-        {**head, "choices": choices, "usage": usage_document(completions), "timings": timings_document(completions[0])}
-    )
+        raise
+    check_outcomes(completions)
+    return DocumentAnswer(_document(head, choices, completions))
 
 
-async def _chunks(
-    stream: AnswerStream, head: dict[str, Any], num_choices: int, include_usage: bool, ping_s: float
-) -> AsyncIterator[bytes]:
-    """The chunks of a stream as bytes: the role, texts, reasons, perhaps usage, and the end."""
-    start = json.dumps(head, ensure_ascii=False, separators=(",", ":"))[:-1]
-    usage = ',"usage":null' if include_usage else ""
-
-    def chunk(index: int, delta: str, reason: str = "null") -> bytes:
-        return (
-            f'data: {start},"choices":[{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{reason}}}]'
-            f"{usage}}}\n\n"
-        ).encode()
-
-    try:
-        for index in range(num_choices):
-            yield chunk(index, '{"role":"assistant","content":""}')
-        ended: dict[int, Completion] = {}
-        while stream.is_open:
-            deltas = await stream.next(ping_s)
-            if not deltas:
-                yield PING
-            for delta in deltas:
-                if delta.text:
-                    yield chunk(delta.index, '{"content":' + json.dumps(delta.text, ensure_ascii=False) + "}")
-                if delta.completion is not None:
-                    ended[delta.index] = delta.completion
-                    if delta.completion.error is not None:
-                        yield event(problem_of(delta.completion.error).document(), "error")
-                        return
-                    yield chunk(delta.index, "{}", json.dumps(_reason(delta)))
-        if include_usage:
-            completions = [ended[index] for index in sorted(ended)]
-            document = {**head, "choices": [], "usage": usage_document(completions)}
-            yield event({**document, "timings": timings_document(completions[0])})
-        yield DONE
-    finally:
-        stream.close()
+def _params(body: ChatRequest, toolbox: Toolbox | None) -> SamplingParams:
+    """What the engine is asked for. Raises ``ParameterError``."""
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.max_tokens not in (None, max_tokens):
+        raise ParameterError(
+            "max_tokens", body.max_tokens, f"the same as max_completion_tokens ({max_tokens}), or none"
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
+    if body.top_logprobs is not None and body.top_logprobs < 0:
+        raise ParameterError("top_logprobs", body.top_logprobs, "a whole number of at least 0")
+    fields: dict[str, Any] = {"max_tokens": max_tokens}
+    if body.logprobs:
+        fields["logprobs"] = body.top_logprobs or 0
+    if toolbox is not None and toolbox.must_call:
+        raise UnsupportedError("tool_choice required and named functions are not supported yet: use auto")
+    return body.sampling_params(**fields)
 
 
-def _reason(delta: Delta) -> str:
-    return delta.finish_reason or "stop"
+def _document(head: dict[str, Any], choices: Sequence[ChatChoice], completions: Sequence[Completion]) -> dict[str, Any]:
+    """The whole answer."""
+    documents = []
+    for index, (choice, completion) in enumerate(zip(choices, completions, strict=True)):
+        pieces = choice.read(completion.text, completion.logprobs, completion)
+        documents.append(
+            {
+                "index": index,
+                "message": message_document(pieces),
+                "logprobs": choice.take_logprobs(),
+                "finish_reason": choice.finish_reason(completion),
+            }
+        )
+    usage, timings = usage_document(completions), timings_document(completions[0])
+    return {**head, "choices": documents, "usage": usage, "timings": timings}

@@ -11,12 +11,12 @@ from paceline.serve.errors import HTTPError
 from paceline.serve.settings import ServeSettings
 
 
-def check_limits(settings: ServeSettings, params: SamplingParams) -> None:
+def check_limits(settings: ServeSettings, params: SamplingParams, *, logprobs_field: str = "logprobs") -> None:
     """400 that names the field and the limit when a request asks for more than the server gives."""
     for field, given, most, what in (
         ("n", params.n, settings.max_choices, "choices"),
         ("stop", len(params.stop), settings.max_stop, "stop strings"),
-        ("logprobs", params.logprobs or 0, settings.max_logprobs, "alternatives for a token"),
+        (logprobs_field, params.logprobs or 0, settings.max_logprobs, "alternatives for a token"),
     ):
         if given > most:
             raise HTTPError(

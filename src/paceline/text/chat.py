@@ -37,9 +37,14 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text; tokenise it with ``add_special_tokens=False``. Does not modify ``messages``.
+        """The prompt text; tokenise it with ``add_special_tokens=False``. Does not modify ``messages``. ``variables``
+        are what else the template may read.
 
         Raises ParameterError with the template's own words when it refuses the messages, CheckpointError when the
         template is not valid jinja.
@@ -47,10 +52,12 @@ class ChatTemplate:
         import jinja2
 
         roles = _roles(messages)
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools, **self._tokens}
+        for name in variables or ():
+            if name in given:
+                raise ParameterError("chat_template_kwargs", name, f"variables other than {', '.join(given)}")
         try:
-            return self._compiled.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._tokens
-            )
+            return self._compiled.render({**(variables or {}), **given})
         # What an expression in a template can raise on values it does not expect.
         except (
             jinja2.TemplateError,

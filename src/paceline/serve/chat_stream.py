@@ -1,0 +1,130 @@
+"""A chat as a stream of chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from paceline.engine.outputs import Completion, Delta
+from paceline.errors import PacelineError
+from paceline.serve.bridge import AnswerStream
+from paceline.serve.chat_choice import ChatChoice, call_document
+from paceline.serve.errors import HTTPError, problem_of
+from paceline.serve.outcomes import failure_of
+from paceline.serve.protocol.base import StreamOptions
+from paceline.serve.sse import DONE, PING, event
+from paceline.serve.tools.calls import Arguments, CallStart, Piece
+from paceline.serve.usage import timings_document, usage_document
+
+
+class ChunkWriter:
+    """The bytes of the chunks. What all of them share is written once; a chunk costs the JSON of its text."""
+
+    def __init__(self, head: dict[str, Any], choices: Sequence[ChatChoice], options: StreamOptions | None) -> None:
+        self._head = head
+        self._choices = choices
+        self._has_usage = options is not None and options.include_usage
+        self._has_drafted = options is not None and options.include_drafted
+        self._begin = f"data: {_json(head)[:-1]}"
+        self._end = ',"usage":null}\n\n' if self._has_usage else "}\n\n"
+        self._role = f'{{"role":"assistant","content":{"null" if choices[0].has_tools else _json("")}}}'
+        self._begun: set[int] = set()
+        self._drafted: dict[int, list[tuple[str, bool]]] = {}  # of text whose chunk is still to come
+        self._ended: dict[int, Completion] = {}
+
+    def chunks(self, delta: Delta) -> str:
+        """What a delta comes to: perhaps the role, text and calls, perhaps the reason of the end."""
+        index, choice = delta.index, self._choices[delta.index]
+        parts = []
+        if index not in self._begun:
+            self._begun.add(index)
+            parts.append(self._chunk(index, self._role))
+        pieces = choice.read(delta.text, delta.logprobs, delta.completion)
+        if self._has_drafted and delta.text:
+            self._drafted.setdefault(index, []).append((delta.text, False))
+        parts += [self._chunk(index, _delta(piece), extras=self._extras(index)) for piece in pieces]
+        if delta.completion is not None:
+            self._ended[index] = delta.completion
+            reason = choice.finish_reason(delta.completion)
+            parts.append(self._chunk(index, "{}", _json(reason), self._extras(index)))
+        return "".join(parts)
+
+    def end(self) -> bytes:
+        """Perhaps the usage, and the end."""
+        if not self._has_usage:
+            return DONE
+        completions = [self._ended[index] for index in sorted(self._ended)]
+        usage, timings = usage_document(completions), timings_document(completions[0])
+        return event({**self._head, "choices": [], "usage": usage, "timings": timings}) + DONE
+
+    def _chunk(self, index: int, delta: str, reason: str = "null", extras: str = ',"logprobs":null') -> str:
+        choice = f'{{"index":{index},"delta":{delta}{extras},"finish_reason":{reason}}}'
+        return f'{self._begin},"choices":[{choice}]{self._end}'
+
+    def _extras(self, index: int) -> str:
+        """What is due beside the next chunk of a choice."""
+        logprobs = self._choices[index].take_logprobs()
+        extras = ',"logprobs":null' if logprobs is None else f',"logprobs":{_json(logprobs)}'
+        drafted = self._drafted.pop(index, None)
+        return extras if drafted is None else f'{extras},"drafted":{_json(drafted)}'
+
+
+class ChatEvents(AsyncIterator[bytes]):
+    """The events of a stream. An answer that cannot be finished ends in an ``error`` event, and without ``[DONE]``.
+
+    ``aclose`` ends the work, however far it came.
+    """
+
+    def __init__(self, stream: AnswerStream, writer: ChunkWriter, ping_s: float) -> None:
+        self._stream = stream
+        self._writer = writer
+        self._ping_s = ping_s
+        self._first: bytes | None = None
+        self._has_ended = False
+
+    async def begin(self) -> None:
+        """Waits for the first event, until which a failure is raised and can be an answer of its own."""
+        self._first = self._written(await self._stream.next(self._ping_s))
+
+    async def __anext__(self) -> bytes:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if self._has_ended:
+            raise StopAsyncIteration
+        try:
+            return self._written(await self._stream.next(self._ping_s))
+        except (PacelineError, HTTPError) as error:
+            self._has_ended = True
+            return event(problem_of(error).document(), "error")
+
+    def _written(self, deltas: Sequence[Delta]) -> bytes:
+        """The events of some deltas, in one piece: the socket is written to once. Raises what an answer failed of."""
+        for delta in deltas:
+            failure = failure_of(delta.completion) if delta.completion is not None else None
+            if failure is not None:
+                raise failure
+        data = "".join(map(self._writer.chunks, deltas)).encode() if deltas else PING
+        if self._stream.is_open:
+            return data
+        self._has_ended = True
+        return data + self._writer.end()
+
+    async def aclose(self) -> None:
+        """Aborts what still runs. May be called again."""
+        self._has_ended = True
+        self._stream.close()
+
+
+def _delta(piece: Piece) -> str:
+    """The ``delta`` of a chunk as JSON."""
+    if isinstance(piece, CallStart):
+        return _json({"tool_calls": [{"index": piece.index, **call_document(piece)}]})
+    if isinstance(piece, Arguments):
+        return f'{{"tool_calls":[{{"index":{piece.index},"function":{{"arguments":{_json(piece.text)}}}}}]}}'
+    return f'{{"content":{_json(piece.text)}}}'
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

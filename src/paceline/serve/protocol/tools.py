@@ -1,0 +1,72 @@
+"""Tools and calls of them on the wire. Source: OpenAI's API reference, "Chat completions", tools and tool_choice."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from paceline.serve.protocol.base import WireModel
+
+
+class FunctionDefinition(WireModel):
+    """``parameters`` is the JSON schema of the arguments, an object; none means that there are none."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(
+        default=None, description="taken and not used: required and named calls always obey the schema, others may not"
+    )
+
+
+class Tool(WireModel):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def document(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+class FunctionName(WireModel):
+    name: str
+
+
+class NamedTool(WireModel):
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class FunctionCall(BaseModel):
+    """``arguments`` is JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class FunctionCallDelta(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(BaseModel):
+    """The first of a call has its id, type and name; all have a piece of the arguments, which may be empty."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta

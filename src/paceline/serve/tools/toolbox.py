@@ -1,0 +1,93 @@
+"""The functions that an answer may call: which, in what style, and the grammar of an answer that must call one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import ParameterError
+from paceline.params import Structure
+from paceline.serve.protocol.tools import FunctionDefinition, NamedTool, Tool, ToolChoice
+from paceline.serve.tools.calls import CallReader
+from paceline.serve.tools.style import CallStyle
+
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""For llguidance: arguments are spaced as templates write them, so the next turn finds this one in the cache; and a
+model cannot go on with blanks for ever."""
+
+_OPEN_ENDED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """``must_call``: the answer is a call, or several, and nothing else."""
+
+    style: CallStyle
+    functions: tuple[FunctionDefinition, ...]
+    must_call: bool
+    is_parallel: bool
+
+    def reader(self) -> CallReader:
+        """A reader for one answer."""
+        names = [function.name for function in self.functions]
+        return CallReader(self.style, names, is_parallel=self.is_parallel, is_certain=self.must_call)
+
+    def structure(self) -> Structure | None:
+        """What the answer is held to, None where it may be text."""
+        return Structure("grammar", self._grammar()) if self.must_call else None
+
+    def _grammar(self) -> str:
+        """A Lark grammar whose texts are calls, each with arguments that obey the function's schema."""
+        numbers = range(len(self.functions))
+        calls = " | ".join(f"call{number}" for number in numbers)
+        more = f" ({_quoted(self.style.between)} call)*" if self.is_parallel else ""
+        rules = [f"start: call{more}", f"call: {calls}"]
+        for number, function in enumerate(self.functions):
+            head, tail = _quoted(self.style.head(function.name)), _quoted(self.style.tail())
+            rules.append(f"call{number}: {head} arguments{number} {tail}")
+            rules.append(f"arguments{number}: %json {json.dumps(_argument_schema(function))}")
+        return "\n".join(rules) + "\n"
+
+
+def choose_tools(
+    tools: Sequence[Tool], choice: ToolChoice | None, style: CallStyle, *, is_parallel: bool
+) -> Toolbox | None:
+    """What a request's ``tools`` and ``tool_choice`` come to, None where nothing is to be called.
+
+    Raises ``ParameterError`` for names that are there twice or not at all, and for schemas that are no object's.
+    """
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise ParameterError("tools", name, "each function has a name of its own")
+    for tool in tools:
+        _argument_schema(tool.function)
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        allowed = f"one of {', '.join(names)}" if names else "a function of `tools`, which are not given"
+        raise ParameterError("tool_choice", choice.function.name, allowed)
+    if choice == "required" and not tools:
+        raise ParameterError("tool_choice", choice, "none or auto, since no `tools` are given")
+    if choice == "none" or not tools:
+        return None
+    functions = tuple(tool.function for tool in tools)
+    if isinstance(choice, NamedTool):
+        named = tuple(function for function in functions if function.name == choice.function.name)
+        return Toolbox(style, named, must_call=True, is_parallel=False)
+    return Toolbox(style, functions, must_call=choice == "required", is_parallel=is_parallel)
+
+
+def _argument_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """The schema of a function's arguments; closed where it lists properties and does not say that there are more."""
+    schema: dict[str, Any] = {"type": "object", **(function.parameters or {"properties": {}}), "x-guidance": _SPACING}
+    if schema["type"] != "object":
+        raise ParameterError("tools", schema["type"], f"the parameters of {function.name} are a schema of type object")
+    if "properties" in schema and not any(key in schema for key in _OPEN_ENDED):
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _quoted(text: str) -> str:
+    """A string of a Lark grammar."""
+    return json.dumps(text)
