@@ -39,10 +39,11 @@ class TextAnswer:
     text: str
     media_type: str = "text/plain; charset=utf-8"
     status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
 
     def response(self) -> Response:
         """As Starlette sends it."""
-        return Response(self.text, self.status, media_type=self.media_type)
+        return Response(self.text, self.status, self.headers, self.media_type)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from paceline.serve import chat, completions, health, models, tgi, tokens
 from paceline.serve.answers import Answer, DocumentAnswer
 from paceline.serve.errors import Problem
+from paceline.serve.page.handler import show_page
 from paceline.serve.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from paceline.serve.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from paceline.serve.protocol.models import Health, ModelCard, ModelList
@@ -61,6 +62,7 @@ class Endpoint:
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/", show_page, is_open=True),
     Endpoint("POST", "/v1/chat/completions", chat.create_chat_completion, ChatRequest, ChatResponse, ChatChunk),
     Endpoint(
         "POST",
