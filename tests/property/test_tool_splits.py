@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from call_texts import FUNCTIONS, TEXTS, read
@@ -43,7 +44,7 @@ CALLS = tuple(
 )
 def test_random_answers_in_random_pieces(text: str, cuts: list[int], style: CallStyle, mode: dict[str, bool]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(edges)]
     assert "".join(pieces) == text
     assert read(style, pieces, **mode) == read(style, [text], **mode)
 

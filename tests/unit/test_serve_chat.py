@@ -279,8 +279,16 @@ def test_another_model() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [{"store": True}, {"service_tier": "auto"}, {"safety_identifier": "x"}, {"prompt_cache_key": "x"}, {"user": "x"}]
-    + [{"metadata": {"a": 1}}, {"modalities": ["text"]}, {"parallel_tool_calls": True}],
+    [
+        {"store": True},
+        {"service_tier": "auto"},
+        {"safety_identifier": "x"},
+        {"prompt_cache_key": "x"},
+        {"user": "x"},
+        {"metadata": {"a": 1}},
+        {"modalities": ["text"]},
+        {"parallel_tool_calls": True},
+    ],
 )
 def test_harmless_fields_are_taken(field: dict[str, Any]) -> None:
     assert answer("x\0", **field)["choices"][0]["message"]["content"] == "x"

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from paceline import __version__
 from paceline.engine.outputs import Completion
-from paceline.errors import ParameterError, UnsupportedError
+from paceline.errors import ParameterError
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_disconnected
 from paceline.serve.chat_choice import ChatChoice, message_document
@@ -70,7 +70,7 @@ def _params(body: ChatRequest, toolbox: Toolbox | None) -> SamplingParams:
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     if toolbox is not None and toolbox.must_call:
-        raise UnsupportedError("tool_choice required and named functions are not supported yet: use auto")
+        fields["structure"] = toolbox.structure()
     return body.sampling_params(**fields)
 
 

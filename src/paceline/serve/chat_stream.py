@@ -41,8 +41,8 @@ class ChunkWriter:
             self._begun.add(index)
             parts.append(self._chunk(index, self._role))
         pieces = choice.read(delta.text, delta.logprobs, delta.completion)
-        if self._has_drafted and delta.text:
-            self._drafted.setdefault(index, []).append((delta.text, False))
+        if self._has_drafted and delta.pieces:
+            self._drafted.setdefault(index, []).extend(delta.pieces)
         parts += [self._chunk(index, _delta(piece), extras=self._extras(index)) for piece in pieces]
         if delta.completion is not None:
             self._ended[index] = delta.completion
