@@ -213,14 +213,13 @@ def _compile(structure: Structure, tokenizer: LLTokenizer) -> LLMatcher:
     limits = llguidance.LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES, max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False
     )
-    _, problems = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=limits)
-    if problems:  # a warning says that something will not hold
-        raise _refusal(structure, "; ".join(problems))
     matcher: LLMatcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     trial = matcher.deep_copy()
     trial.compute_bitmask()  # the first mask is the dearest for many a grammar: what fails there is refused, too
     if trial.is_error():
         raise _refusal(structure, trial.get_error())
+    if warnings := matcher.get_grammar_warnings():  # each says that something will not hold
+        raise _refusal(structure, "; ".join(warnings))
     return matcher
 
 

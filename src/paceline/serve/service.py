@@ -98,6 +98,8 @@ class Service:
             )
         llm = self.llm
         assert self._bridge is not None
+        if params.structure is not None:  # it is compiled then, and asking takes microseconds
+            await asyncio.to_thread(llm.prepare_structure, params.structure)
         stream = AnswerStream(self._bridge)
         stream.start(llm, prompt, params, cache_domain=exchange.client.cache_domain, streaming=streaming)
         return stream

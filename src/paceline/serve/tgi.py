@@ -21,6 +21,7 @@ from paceline.serve.outcomes import check_outcomes, failure_of
 from paceline.serve.protocol.tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest, Info
 from paceline.serve.service import Exchange, Service
 from paceline.serve.sse import PING, json_bytes
+from paceline.serve.structure import structure_of_tgi
 from paceline.serve.tgi_tokens import TokenTexts, prefill_documents
 
 ERROR_TYPES = {422: "validation", 424: "generation", 429: "overloaded", 503: "overloaded", 401: "authentication"}
@@ -140,6 +141,7 @@ async def _job(service: Service, body: GenerateRequest, *, streaming: bool) -> _
         max_tokens=asked.max_new_tokens,
         logprobs=num_top if has_details or best_of > 1 else None,
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
+        structure=None if asked.grammar is None else structure_of_tgi(asked.grammar),
         **{name: value for name, value in given.items() if value is not None},
     )
     check_limits(service.settings, params)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from paceline.params import SamplingParams
-
-
-class WireModel(BaseModel):
-    """A request: a field that it does not know is an error that names it."""
-
-    model_config = ConfigDict(extra="forbid")
+from paceline.params import SamplingParams, Structure
+from paceline.serve.protocol.structure import ResponseFormat, Schema, StructuredOutputs
+from paceline.serve.protocol.wire import WireModel
+from paceline.serve.structure import structure_of
 
 
 class StreamOptions(WireModel):
@@ -45,6 +42,12 @@ class SamplingFields(WireModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     user: str | None = Field(default=None, description="taken and not used: the cache domain follows from the key")
     metadata: dict[str, Any] | None = Field(default=None, description="taken and not used")
 
@@ -63,7 +66,17 @@ class SamplingFields(WireModel):
             given["top_k"] = 0
         if self.logit_bias:
             given["logit_bias"] = {_token_id(token): bias for token, bias in self.logit_bias.items()}
+        given["structure"] = self.structure()
         return SamplingParams(**{**given, **fields})
+
+    def structure(self) -> Structure | None:
+        """What the answer must be. Raises ``ParameterError`` for more than one structure."""
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        return structure_of(
+            response_format=self.response_format,
+            structured_outputs=self.structured_outputs,
+            guided={name: getattr(self, name) for name in names},
+        )
 
 
 def _token_id(text: str) -> int | str:

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from paceline.serve.protocol.base import SamplingFields, Timings, Usage, WireModel
+from paceline.serve.protocol.base import SamplingFields, Timings, Usage
 from paceline.serve.protocol.tools import Tool, ToolCall, ToolCallDelta, ToolChoice
+from paceline.serve.protocol.wire import WireModel
 
 NOT_USED = "taken and not used"
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, RootModel, StrictInt
 
-from paceline.serve.protocol.base import WireModel
+from paceline.serve.protocol.structure import TGIGrammar
+from paceline.serve.protocol.wire import WireModel
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
@@ -33,6 +34,7 @@ class GenerateParameters(WireModel):
     details: bool = False
     decoder_input_details: bool = False
     top_n_tokens: StrictInt | None = Field(default=None, ge=0)
+    grammar: TGIGrammar | None = None
     watermark: bool = Field(default=False, description="refused")
     adapter_id: str | None = Field(default=None, description="refused")
 

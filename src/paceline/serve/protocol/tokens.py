@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, StrictInt, model_validator
 
-from paceline.serve.protocol.base import WireModel
 from paceline.serve.protocol.chat import ChatMessage
+from paceline.serve.protocol.wire import WireModel
 
 
 class TokenizeRequest(WireModel):

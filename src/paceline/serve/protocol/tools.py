@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from paceline.serve.protocol.base import WireModel
+from paceline.serve.protocol.wire import WireModel
 
 
 class FunctionDefinition(WireModel):
