@@ -14,7 +14,8 @@ PacelineError
 │   ├── MemoryBudgetError      weights and the smallest KV pool exceed the memory available
 │   └── OverloadError          the waiting queue is full
 ├── CacheDirectoryError        the prefix cache cannot be kept in that directory (names it and why)
-└── AddressError               the server cannot listen at that address (names it and why)
+├── AddressError               the server cannot listen at that address (names it and why)
+└── EndpointError              a server that is measured does not answer as it should (names it and what it said)
 """
 
 from __future__ import annotations
@@ -122,3 +123,11 @@ class AddressError(PacelineError):
         self.host = host
         self.port = port
         super().__init__(f"cannot listen at {host}, port {port}: {problem}")
+
+
+class EndpointError(PacelineError):
+    """A server that is measured does not answer as an OpenAI-compatible one does, or not at all."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        self.url = url
+        super().__init__(f"{url}: {problem}")

@@ -1,5 +1,5 @@
 """Measures this machine: decode, prefill, batch, prefix, chat, reload, gap, verify-cost, speculate; each figure comes
-with the machine's limit."""
+with the machine's limit. And serve: a server, wherever it runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import bench_serve
 from paceline.cli.arguments import add_engine_arguments, add_model_argument, engine_config, positive
 from paceline.cli.run import path_text
 from paceline.cli.session import fetch_model, open_model
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.measure.roofline import Traffic
 
 NAME = "bench"
-HELP = "measure decode, prefill, batch, prefix, chat, reload, gap, verify-cost or speculate"
+HELP = "measure decode, prefill, batch, prefix, chat, reload, gap, verify-cost, speculate, or a server"
 
 UNITS = {
     "_tokens_per_s": ("tok/s", 1),
@@ -78,10 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _count(speculate, "--new-tokens", 256, "tokens of each answer, at most")
     _count(speculate, "--concurrency", 1, "requests that run at a time")
     speculate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the draws (default 0)")
+    bench_serve.add_workload(workloads)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Measures, prints, and appends to the record where one was asked for."""
+    if args.workload == "serve":
+        return bench_serve.execute(args)
     measurement = {
         "decode": _decode,
         "prefill": _prefill,
