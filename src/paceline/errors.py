@@ -100,11 +100,13 @@ class MemoryBudgetError(CapacityError):
 class OverloadError(CapacityError):
     """The waiting queue is full; try again later."""
 
-    def __init__(self, num_waiting: int, max_queue: int) -> None:
+    def __init__(self, num_waiting: int, max_queue: int, *, is_share: bool = False) -> None:
         self.num_waiting = num_waiting
         self.max_queue = max_queue
+        whose = ("of this share ", "this share's part of ") if is_share else ("", "")
         super().__init__(
-            f"{num_waiting} requests wait and the queue holds {max_queue}: try again later, or raise max_queue"
+            f"{num_waiting} requests {whose[0]}wait and {whose[1]}the queue holds {max_queue}: "
+            "try again later, or raise max_queue"
         )
 
 

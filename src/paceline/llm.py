@@ -417,13 +417,26 @@ class LLM:
         sink: Sink,
         *,
         cache_domain: str = "",
+        share: str = "",
         streaming: bool = True,
     ) -> Submission:
         """Asks without waiting: ``sink`` gets each update, in the engine's thread, until each of the ``params.n``
-        answers has had one with a completion. For servers; may be called from any thread."""
-        requests = self._requests(prompt, params, cache_domain, streaming=streaming)
+        answers has had one with a completion. For servers; may be called from any thread.
+
+        Requests of a ``share`` take turns with those of others, however many wait in it."""
+        self._runner.check_room(share, params.n)  # before anything is spent on it
+        requests = self._requests(prompt, params, cache_domain, share=share, streaming=streaming)
         self._runner.submit(requests, sink)
         return Submission(self._runner, requests)
+
+    @property
+    def num_shares(self) -> int:
+        """How many shares divide the places of ``max_queue`` among them, evenly; 1 unless it is set."""
+        return self._engine.num_shares
+
+    @num_shares.setter
+    def num_shares(self, num_shares: int) -> None:
+        self._engine.num_shares = num_shares
 
     def prepare_structure(self, structure: Structure) -> None:
         """Compiles a structure, which takes milliseconds to a second, so that asking for answers with it is quick. May
@@ -477,7 +490,7 @@ class LLM:
     # Requests
 
     def _requests(
-        self, prompt: Prompt, params: SamplingParams, cache_domain: str, *, streaming: bool = False
+        self, prompt: Prompt, params: SamplingParams, cache_domain: str, *, share: str = "", streaming: bool = False
     ) -> list[Request]:
         """The ``params.n`` requests of one prompt; their draws share a seed and differ by choice."""
         if not isinstance(params, SamplingParams):
@@ -487,7 +500,9 @@ class LLM:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not isinstance(cache_domain, str):
             raise ParameterError("cache_domain", cache_domain, "text")
-        make = partial(self._engine.make_request, tokens, params, streaming=streaming, cache_domain=cache_domain)
+        make = partial(
+            self._engine.make_request, tokens, params, streaming=streaming, cache_domain=cache_domain, share=share
+        )
         first = make()
         seed = params.seed if params.seed is not None else mix_seed(self.config.seed, first.request_id)
         return [first, *(make(choice=choice, seed=seed) for choice in range(1, params.n))]

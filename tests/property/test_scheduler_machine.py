@@ -101,12 +101,13 @@ class EngineMachine(RuleBasedStateMachine):
         branch=st.sampled_from([0, 30, 64, 100, 300]),
         prompt=st.sampled_from([False, False, True]),
         domain=st.sampled_from(["", "", "other"]),
+        share=st.sampled_from(["", "", "a", "b"]),
     )
-    def add(self, num_prompt: int, max_tokens: int, branch: int, prompt: bool, domain: str) -> None:
+    def add(self, num_prompt: int, max_tokens: int, branch: int, prompt: bool, domain: str, share: str) -> None:
         tokens = [(3 if at < branch else branch + 5 * at) % (VOCAB - 1) for at in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0 if prompt else None)
         try:
-            request = self.engine.make_request(tokens, params, cache_domain=domain)
+            request = self.engine.make_request(tokens, params, cache_domain=domain, share=share)
         except KVCapacityError:
             assert num_prompt > self.pool_tokens
             return

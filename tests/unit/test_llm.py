@@ -387,7 +387,7 @@ def test_the_queue_limit_counts_those_who_wait_behind_a_full_batch(gated: tuple[
     threads = [threading.Thread(target=lambda: llm.generate("abc", FREE)) for _ in range(room)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(llm._runner._sinks) + llm._runner._num_coming == room)
+    wait_until(lambda: llm._runner._num_open.total() == room)
     with pytest.raises(OverloadError, match="1 requests wait and the queue holds 1"):
         llm.generate("abc", FREE)
     with pytest.raises(OverloadError):

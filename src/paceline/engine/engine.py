@@ -80,6 +80,8 @@ class Engine:
             token_budget=min(config.token_budget, executor.max_rows),
             max_outputs=executor.max_outputs,
         )
+        self.num_shares = 1
+        """How many divide the places in the queue."""
         self._committer = Committer(executor, kv, self._token_bytes, exact=config.acceptance == "exact")
         self._pacer = ChunkPacer(config.max_gap_ms)
         self._builder = PlanBuilder(kv, max_rows=executor.max_rows, max_outputs=executor.max_outputs)
@@ -124,11 +126,12 @@ class Engine:
         streaming: bool = False,
         seed: int | None = None,
         cache_domain: str = "",
+        share: str = "",
     ) -> Request:
         """A request for one answer to ``prompt``, not yet queued.
 
         ``seed`` overrides that of ``params`` (choices of one prompt share it); the draws also depend on ``choice``.
-        Cached prefixes are shared with requests of the same ``cache_domain`` only.
+        Cached prefixes are shared with requests of the same ``cache_domain`` only. Turns go by ``share``.
         Raises ``ParameterError`` for ids outside the vocabulary, an empty prompt, or a structure that does not compile
         (which takes some milliseconds the first time); ``ContextLengthError`` and ``KVCapacityError`` for a prompt that
         can never run.
@@ -163,6 +166,7 @@ class Engine:
             choice=choice,
             streaming=streaming,
             domain=domain_key(cache_domain),
+            share=share,
             submitted_s=self._clock(),
             constraint=constraint,
         )
@@ -181,16 +185,23 @@ class Engine:
             ignore_eos=params.ignore_eos,
         )
 
-    def check_room(self, num_open: int, num_new: int) -> None:
-        """Raises ``OverloadError`` when so many new requests, with ``num_open`` that have not ended, would make more
-        than ``max_queue`` wait behind a full batch. Reads only what never changes."""
-        max_queue, max_batch = self.config.max_queue, self.scheduler.max_batch
-        if max_queue is not None and num_open + num_new > max_queue + max_batch:
-            raise OverloadError(max(0, num_open - max_batch), max_queue)
+    def check_room(self, share: str, num_new: int, *, num_open: int, num_open_of_share: int) -> None:
+        """Raises ``OverloadError`` when so many new requests of a share, with those that have not ended (of all, and of
+        the share alone), would make more of it wait behind a full batch than it has places. From any thread."""
+        if self.config.max_queue is None or num_open + num_new <= self.scheduler.max_batch:
+            return
+        num_places = -(-self.config.max_queue // self.num_shares)
+        num_running = sum([request.share == share for request in list(self.scheduler.running)])
+        # What has come and is not admitted yet waits for nobody while the batch has room.
+        num_waiting = min(num_open - self.scheduler.max_batch, num_open_of_share - num_running)
+        if num_waiting + num_new > num_places:
+            raise OverloadError(max(0, num_waiting), num_places, is_share=self.num_shares > 1)
 
     def add(self, request: Request) -> None:
         """Queues a request; ``OverloadError`` when the queue is full."""
-        self.check_room(len(self.scheduler.running) + len(self.scheduler.waiting), 1)
+        requests = [*self.scheduler.running, *self.scheduler.waiting]
+        num_of_share = sum([other.share == request.share for other in requests])
+        self.check_room(request.share, 1, num_open=len(requests), num_open_of_share=num_of_share)
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> Update | None:

@@ -117,6 +117,7 @@ class Request:
     slot           of its page table, None while it waits
     num_scheduled  rows of the step under way;  num_outputs  of them whose logits are wanted
     domain         whose cached prefixes it may use
+    share          who it belongs to, as far as turns are concerned
     num_cached     of its prompt, what it found in the cache when it first ran
     num_lost       computed when it was preempted;  num_wasted  of these, what had to be computed again
     num_passed     requests that were admitted before it though they came later
@@ -158,6 +159,7 @@ class Request:
         "prompt_logprobs",
         "record",
         "request_id",
+        "share",
         "slot",
         "speculation",
         "started_s",
@@ -180,6 +182,7 @@ class Request:
         choice: int = 0,
         streaming: bool = False,
         domain: bytes = b"",
+        share: str = "",
         submitted_s: float = 0.0,
         constraint: Constraint | None = None,
     ) -> None:
@@ -191,6 +194,7 @@ class Request:
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.domain = domain
+        self.share = share
         self.num_cached = self.num_lost = self.num_wasted = 0
         self.num_passed = self.num_preemptions = 0
         self._key = b""

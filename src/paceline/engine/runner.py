@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -32,13 +33,14 @@ class EngineRunner:
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._sinks: dict[Request, Sink] = {}
         self._lock = threading.RLock()  # guards the four below; a collected stream may abort while this thread holds it
-        self._num_coming = 0  # submitted, and not in the engine's queue yet
+        self._num_open: Counter[str] = Counter()  # submitted and not ended, of each share
         self._thread: threading.Thread | None = None
         self._closed = False
         self._broken: Exception | None = None
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Queues requests, all before the same step; ``sink`` gets each one's updates, the last with a completion.
+        """Queues requests of one share, all before the same step; ``sink`` gets each one's updates, the last with a
+        completion.
 
         Raises ``OverloadError``, and queues none, when the queue has no room for all.
         """
@@ -51,12 +53,23 @@ class EngineRunner:
                 raise PacelineError(f"the engine stopped: {self._broken!r}") from self._broken
             if self._closed:
                 raise PacelineError("this LLM is closed")
-            self.engine.check_room(len(self._sinks) + self._num_coming, len(requests))
+            share = requests[0].share if requests else ""
+            self._check_room(share, len(requests))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
                 self._thread.start()
-            self._num_coming += len(requests)
+            self._num_open[share] += len(requests)
             self._commands.put(lambda: self._add(requests, sink))
+
+    def check_room(self, share: str, num_new: int) -> None:
+        """Raises ``OverloadError`` when ``submit`` would, for so many requests of a share."""
+        with self._lock:
+            self._check_room(share, num_new)
+
+    def _check_room(self, share: str, num_new: int) -> None:
+        num_of_share = self._num_open[share]
+        num_open = self._num_open.total()
+        self.engine.check_room(share, num_new, num_open=num_open, num_open_of_share=num_of_share)
 
     def abort(self, requests: Sequence[Request]) -> None:
         """Ends the requests that have not ended, before the next step; their sinks get a last update. Does not wait."""
@@ -78,7 +91,6 @@ class EngineRunner:
 
     def _add(self, requests: Sequence[Request], sink: Sink) -> None:
         with self._lock:
-            self._num_coming -= len(requests)
             for request in requests:
                 self._sinks[request] = sink
                 self.engine.scheduler.add(request)
@@ -95,13 +107,21 @@ class EngineRunner:
 
     def _deliver(self, update: Update) -> None:
         request = update.request
-        sink = self._sinks[request] if update.completion is None else self._sinks.pop(request)
+        sink = self._sinks[request] if update.completion is None else self._forget(request)
         try:
             sink(update)
         except Exception:  # the one who waited is gone (a closed event loop): nobody wants the rest
-            self._sinks.pop(request, None)
+            if request in self._sinks:
+                self._forget(request)
             if self._broken is None:
                 self.engine.abort(request)
+
+    def _forget(self, request: Request) -> Sink:
+        with self._lock:
+            self._num_open[request.share] -= 1
+            if not self._num_open[request.share]:
+                del self._num_open[request.share]
+            return self._sinks.pop(request)
 
     def _loop(self) -> None:
         engine, commands = self.engine, self._commands

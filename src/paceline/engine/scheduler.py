@@ -8,6 +8,7 @@ from itertools import islice
 
 from paceline.config import PAGE_TOKENS
 from paceline.engine.request import Request
+from paceline.engine.waiting import WaitingQueue
 from paceline.errors import KVCapacityError
 from paceline.kv.layout import pages_for
 from paceline.kv.manager import KVManager
@@ -50,15 +51,15 @@ class Scheduler:
     """Owns the waiting and running requests and their page tables. ``kv.finish_step`` is due after each step.
 
     A step takes, within ``token_budget`` rows and ``max_outputs`` outputs: running requests that lack one row (decode),
-    then running ones that lack more (prefill in chunks), then waiting ones. Among those the one with the longest cached
-    prefix comes first, of equals the one that came first; one that was preempted, or passed by ``MAX_PASSED`` others,
-    before all. A waiting request is admitted when its tokens so far fit in pages that are free or only cached, and one
-    more page is left for each running request: it can make progress, then. It gets all these pages at once, so that a
-    prefill never stalls half way.
+    then running ones that lack more (prefill in chunks), then waiting ones. Of those it is the turn of the share with
+    the fewest running requests; within it the one with the longest cached prefix comes first, of equals the one that
+    came first; one that was preempted, or passed by ``MAX_PASSED`` others, before all. A waiting request is admitted
+    when its tokens so far fit in pages that are free or only cached, and one more page is left for each running
+    request: it can make progress, then. It gets all these pages at once, so that a prefill never stalls half way.
 
     When a decode needs a page and none is free, cached pages go first. Then the running request that loses the least
     computed work, not counting what others share (the latest of equals), gives its pages up to the cache and goes back
-    to the front of the queue; what of them survives there is not computed again. The request with the most work is
+    to the front of its line; what of them survives there is not computed again. The request with the most work is
     never the one, so the engine always goes on. A request that outgrows the whole pool fails alone.
     """
 
@@ -68,7 +69,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.token_budget = token_budget
         self.max_outputs = max_outputs
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.cache = CacheCounts()
         self.preemptions = 0
@@ -194,10 +195,11 @@ class Scheduler:
             room = (self.kv.num_available, len(self.running), len(self.waiting))
             if self.running and room == self._no_room:
                 return None  # as before: looking again would cost as much as last time
-            at = self._next_waiting()
-            request = self.waiting[at]
+            line = self.waiting.next_line(self.running)
+            at = self._next_of(line)
+            request = line[at]
             if pages_for(len(request.tokens)) > self.kv.pool.num_pages:
-                del self.waiting[at]
+                self.waiting.remove(request)
                 self._count_waste(request, request.num_lost)
                 self._fail(request, schedule)
                 continue
@@ -211,9 +213,9 @@ class Scheduler:
             if opened is None:
                 self._no_room = None if self.kv.is_loading else room
                 return None
-            for passed in islice(self.waiting, at):
+            for passed in islice(line, at):
                 passed.num_passed += 1
-            del self.waiting[at]
+            self.waiting.admit(request)
             request.slot = opened.slot
             request.num_computed = opened.num_cached
             if request.num_preemptions == 0:
@@ -227,11 +229,11 @@ class Scheduler:
             return request
         return None
 
-    def _next_waiting(self) -> int:
-        """The place in the queue of the request to admit next."""
-        if len(self.waiting) == 1 or not self.kv.prefix_cache:
+    def _next_of(self, line: deque[Request]) -> int:
+        """The place in a line of the request to admit next."""
+        if len(line) == 1 or not self.kv.prefix_cache:
             return 0
-        window = list(islice(self.waiting, ADMISSION_WINDOW))
+        window = list(islice(line, ADMISSION_WINDOW))
         for at, request in enumerate(window):
             if request.num_preemptions or request.num_passed >= MAX_PASSED:
                 return at

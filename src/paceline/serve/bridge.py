@@ -15,6 +15,7 @@ from paceline.engine.engine import Update
 from paceline.engine.outputs import Completion, Delta
 from paceline.llm import LLM, Submission
 from paceline.params import SamplingParams
+from paceline.serve.keys import Client
 
 
 class Bridge:
@@ -52,11 +53,13 @@ class AnswerStream:
         self._num_open = 0
 
     def start(
-        self, llm: LLM, prompt: Sequence[int], params: SamplingParams, *, cache_domain: str, streaming: bool
+        self, llm: LLM, prompt: Sequence[int], params: SamplingParams, *, client: Client, streaming: bool
     ) -> None:
-        """Asks. Raises what ``LLM.submit`` raises."""
+        """Asks for a client. Raises what ``LLM.submit`` raises."""
+        self._submission = llm.submit(
+            prompt, params, self._feed, cache_domain=client.cache_domain, share=client.name, streaming=streaming
+        )
         self._num_open = params.n
-        self._submission = llm.submit(prompt, params, self._feed, cache_domain=cache_domain, streaming=streaming)
 
     def _feed(self, update: Update) -> None:
         """The engine's thread: keeps an update."""

@@ -48,6 +48,7 @@ class Service:
     def use(self, llm: LLM) -> None:
         """Begins to serve a model, on the running loop."""
         self._bridge = Bridge(asyncio.get_running_loop())
+        llm.num_shares = self.keys.num_clients
         self._llm = llm
 
     @property
@@ -101,5 +102,5 @@ class Service:
         if params.structure is not None:  # it is compiled then, and asking takes microseconds
             await asyncio.to_thread(llm.prepare_structure, params.structure)
         stream = AnswerStream(self._bridge)
-        stream.start(llm, prompt, params, cache_domain=exchange.client.cache_domain, streaming=streaming)
+        stream.start(llm, prompt, params, client=exchange.client, streaming=streaming)
         return stream
