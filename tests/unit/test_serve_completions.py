@@ -305,3 +305,8 @@ def test_a_failing_step_is_an_error_and_not_an_answer() -> None:
         else:
             assert response.status_code >= 500
             assert "error" in response.json()
+
+
+def test_placeholder_of_hugging_face_clients_is_this_model() -> None:
+    for name in ("tgi", "dummy"):
+        assert ask({"prompt": "x", "model": name, "max_tokens": 1}).json()["model"] == MODEL

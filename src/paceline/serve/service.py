@@ -18,6 +18,9 @@ from paceline.serve.settings import ServeSettings
 
 _T = TypeVar("_T")
 
+ANY_MODEL = ("tgi", "dummy")
+"""What Hugging Face's clients write for the model where they know an address alone."""
+
 LONG_TEXT = 4096
 """Characters from which a prompt is tokenised in a thread of its own: the loop would pause for a millisecond."""
 
@@ -70,8 +73,8 @@ class Service:
         return self._llm
 
     def check_model(self, name: str | None) -> None:
-        """Raises 404 where a request names another model; none is this one."""
-        if name is not None and name != self.model:
+        """Raises 404 where a request names another model; none is this one, and so is a placeholder of a client."""
+        if name is not None and name != self.model and name not in ANY_MODEL:
             raise HTTPError(
                 404,
                 f"the model {name!r} does not exist: this server has {self.model!r}",
