@@ -327,12 +327,11 @@ class LLM:
             return self.stream(prompt, params, cache_domain=cache_domain)
         return self.generate(prompt, params, cache_domain=cache_domain)
 
-    def chat_tokens(self, messages: Messages, *, add_generation_prompt: bool = True) -> list[int]:
+    def chat_tokens(self, messages: Messages) -> list[int]:
         """The tokens that the model's chat template makes of ``messages``; ``UnsupportedError`` without a template."""
         if self.chat_template is None:
             raise UnsupportedError("this model has no chat template: give a prompt instead of messages")
-        text = self.chat_template.render(messages, add_generation_prompt)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(self.chat_template.render(messages), add_special_tokens=False)
 
     @overload
     async def agenerate(  # type: ignore[overload-overlap]  # as above

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -13,8 +14,10 @@ from byte_llm import VOCAB, byte_llm
 from fake_executor import FakeExecutor, FakeTokenizer, tiny_model
 from served import MODEL, events_of, served
 
+from paceline.config import EngineConfig
 from paceline.llm import LLM
 from paceline.params import SamplingParams
+from paceline.serve.events import AnswerEvents
 from paceline.serve.settings import ServeSettings
 
 BYTES = [*(bytes([byte]) for byte in range(256)), b""]
@@ -294,19 +297,45 @@ def test_limits_are_those_of_the_settings() -> None:
     assert ask({"prompt": "x", "logprobs": 2, "n": 1}, settings=settings).status_code == 200
 
 
-def test_a_failing_step_is_an_error_and_not_an_answer() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failing_step_is_an_error_and_not_an_answer(stream: bool) -> None:
     executor = FakeExecutor(model=tiny_model(VOCAB, 256), fail_when=7)
-    for stream in (False, True):
-        llm = LLM.from_parts(executor, FakeTokenizer(VOCAB, table=BYTES))
-        response = ask({"prompt": [[65], [7]], "max_tokens": 3, "stream": stream, "ignore_eos": True}, llm=llm)
-        if stream:
-            assert "event: error" in response.text
-            assert "error" in events_of(response.text)[-1]
-        else:
-            assert response.status_code >= 500
-            assert "error" in response.json()
+    llm = LLM.from_parts(executor, FakeTokenizer(VOCAB, table=BYTES))
+    response = ask({"prompt": [[65], [7]], "max_tokens": 3, "stream": stream, "ignore_eos": True}, llm=llm)
+    assert response.status_code >= 500
+    assert "error" in response.json()
+
+
+def test_failure_of_a_stream_that_has_begun_is_an_event() -> None:
+    executor = FakeExecutor(model=tiny_model(VOCAB, 256), fail_when=7)
+    llm = LLM.from_parts(executor, FakeTokenizer(VOCAB, table=BYTES))
+    response = ask({"prompt": [7], "echo": True, "stream": True}, llm=llm)
+    assert response.status_code == 200
+    assert "event: error" in response.text
+    assert "[DONE]" not in response.text
+    assert "error" in events_of(response.text)[-1]
 
 
 def test_placeholder_of_hugging_face_clients_is_this_model() -> None:
     for name in ("tgi", "dummy"):
         assert ask({"prompt": "x", "model": name, "max_tokens": 1}).json()["model"] == MODEL
+
+
+def test_stream_that_nobody_began_to_read_is_aborted() -> None:
+    async def never_begun() -> AsyncGenerator[bytes, None]:
+        yield b"x"
+
+    closed = []
+    stream = SimpleNamespace(close=lambda: closed.append(True))
+    asyncio.run(AnswerEvents(never_begun(), [cast(Any, stream)]).aclose())
+    assert closed == [True]
+
+
+def test_chunks_tell_which_of_their_text_was_drafted() -> None:
+    options = {"include_drafted": True}
+    body = {"prompt": "assistant: ", "temperature": 0, "max_tokens": 40, "stream": True, "stream_options": options}
+    response = ask(body, llm=byte_llm(text="la la ", config=EngineConfig(speculate="suffix")))
+    chunks = [chunk["choices"][0] for chunk in events_of(response.text)[:-1]]
+    assert all("".join(text for text, _ in chunk["drafted"]) == chunk["text"] for chunk in chunks[:-1])
+    assert any(drafted for chunk in chunks[:-1] for _, drafted in chunk["drafted"])
+    assert "drafted" not in events_of(ask({**body, "stream_options": None}).text)[0]["choices"][0]

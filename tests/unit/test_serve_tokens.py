@@ -54,7 +54,8 @@ def test_text_of_tokens_spells_special_ones_out() -> None:
     ("path", "body", "field"),
     [
         ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": 1}, "prompt"),
         ("/detokenize", {"tokens": [VOCAB]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 
 from paceline import __version__
-from paceline.engine.detokenize import missing_bytes
-from paceline.engine.outputs import Completion
+from paceline.engine.detokenize import TextPieces, missing_bytes
+from paceline.engine.outputs import Completion, Delta
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
-from paceline.serve.errors import HTTPError, problem_of
+from paceline.serve.errors import HTTPError
+from paceline.serve.events import AnswerEvents
 from paceline.serve.limits import check_limits, check_tokens
 from paceline.serve.logprobs import TokenArrays, TokenBytes, joined, prompt_arrays
 from paceline.serve.merging import merged
-from paceline.serve.outcomes import check_outcomes, failure_of
+from paceline.serve.outcomes import check_outcomes
+from paceline.serve.protocol.base import StreamOptions
 from paceline.serve.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from paceline.serve.service import Exchange, Service
 from paceline.serve.sse import DONE, PING, event
@@ -83,13 +86,14 @@ async def create_completion(service: Service, exchange: Exchange, http: Request,
         "model": service.model,
         "system_fingerprint": FINGERPRINT,
     }
+    options = body.stream_options or StreamOptions()
     if body.stream and job.shows_answer:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
         scored = await until_disconnected(http, _scored(service, exchange, job)) if job.is_scored else None
         params = replace(job.params, prompt_logprobs=None)
         streams = await _ask(service, exchange, job, params, streaming=True)
-        chunks = _Chunks(head, job, include_usage=include_usage, ping_s=service.settings.ping_s)
-        return EventAnswer(chunks.of(streams, scored))
+        return EventAnswer(
+            AnswerEvents(_Chunks(head, job, options, scored).of(streams, service.settings.ping_s), streams)
+        )
     streams = await _ask(service, exchange, job, job.params, streaming=False)
     try:
         answers = await until_disconnected(http, _completions(streams))
@@ -99,7 +103,7 @@ async def create_completion(service: Service, exchange: Exchange, http: Request,
     document = _document(head, job, answers)
     if not body.stream:
         return DocumentAnswer(document)
-    return EventAnswer(_replay(document, include_usage=bool(body.stream_options and body.stream_options.include_usage)))
+    return EventAnswer(_replay(document, include_usage=options.include_usage))
 
 
 async def _job(service: Service, body: CompletionRequest) -> _Job:
@@ -217,7 +221,7 @@ def _document(head: dict[str, Any], job: _Job, answers: Sequence[Sequence[Comple
     return {**document, "timings": timings_document(answers[0][0])} if len(answers) == 1 else document
 
 
-async def _replay(document: dict[str, Any], *, include_usage: bool) -> AsyncIterator[bytes]:
+async def _replay(document: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes, None]:
     """A whole answer as the chunks of a stream: where only prompts are asked for, nothing comes piece by piece."""
     usage, timings = document.pop("usage"), document.pop("timings", None)
     for choice in document["choices"]:
@@ -229,64 +233,74 @@ async def _replay(document: dict[str, Any], *, include_usage: bool) -> AsyncIter
 
 
 class _Chunks:
-    """The chunks of one stream as bytes: prompts, texts, reasons, perhaps usage, and the end."""
+    """The chunks of one stream as bytes: prompts, texts, reasons, perhaps usage, and the end. What all of them share is
+    written once. ``scored`` holds an answer to each prompt that is shown with its log-probabilities."""
 
-    def __init__(self, head: dict[str, Any], job: _Job, *, include_usage: bool, ping_s: float) -> None:
+    def __init__(
+        self, head: dict[str, Any], job: _Job, options: StreamOptions, scored: Sequence[Completion] | None
+    ) -> None:
         self._head = head
         self._job = job
-        self._include_usage = include_usage
-        self._ping_s = ping_s
+        self._options = options
+        self._scored = scored
+        self._arrays = [job.arrays(prompt) for prompt in job.prompts for _ in range(job.params.n)]
+        self._answers: list[dict[int, Completion]] = [{} for _ in job.prompts]
         self._start = f"data: {_json(head)[:-1]}"
-        self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
+        self._end = ',"usage":null}\n\n' if options.include_usage else "}\n\n"
 
-    def _chunk(self, index: int, text: str, *, logprobs: dict[str, Any] | None = None, reason: str = "null") -> bytes:
-        arrays = "null" if logprobs is None else _json(logprobs)
-        choice = f'{{"index":{index},"text":{_json(text)},"logprobs":{arrays},"finish_reason":{reason}}}'
-        return f'{self._start},"choices":[{choice}]{self._end}'.encode()
+    async def of(self, streams: Sequence[AnswerStream], ping_s: float) -> AsyncGenerator[bytes, None]:
+        """The chunks; raises what an answer failed of."""
+        if self._job.echo:
+            yield self._prompts().encode()
+        async with aclosing(merged(streams, ping_s)) as reading:
+            async for number, deltas in reading:
+                yield "".join([self._piece(number, delta) for delta in deltas]).encode() if deltas else PING
+        if self._options.include_usage:
+            yield self._usage()
+        yield DONE
 
-    async def of(self, streams: Sequence[AnswerStream], scored: Sequence[Completion] | None) -> AsyncIterator[bytes]:
-        """The chunks; closes the streams however it ends."""
-        job, n = self._job, self._job.params.n
-        arrays = [job.arrays(prompt) for prompt in job.prompts for _ in range(n)]
-        answers: list[dict[int, Completion]] = [{} for _ in streams]
-        try:
-            for chunk in self._prompts(scored):
-                yield chunk
-            async for number, deltas in merged(streams, self._ping_s):
-                if not deltas:
-                    yield PING
-                for delta in deltas:
-                    index = number * n + delta.index
-                    logprobs = arrays[index].document(delta.logprobs) if delta.logprobs else None
-                    if delta.text or logprobs is not None:
-                        yield self._chunk(index, delta.text, logprobs=logprobs)
-                    if delta.completion is None:
-                        continue
-                    failure = failure_of(delta.completion)
-                    if failure is not None:
-                        yield event(problem_of(failure).document(), "error")
-                        return
-                    answers[number][delta.index] = delta.completion
-                    yield self._chunk(index, "", reason=_json(delta.completion.finish_reason))
-            if self._include_usage:
-                yield self._usage([[found[index] for index in sorted(found)] for found in answers])
-            yield DONE
-        finally:
-            _close(streams)
-
-    def _prompts(self, scored: Sequence[Completion] | None) -> list[bytes]:
-        """A chunk with the prompt for each choice, where prompts are shown."""
+    def _prompts(self) -> str:
+        """A chunk with the prompt for each choice."""
         job = self._job
-        if not job.echo:
-            return []
         chunks = []
         for number, prompt in enumerate(job.prompts):
-            logprobs = None if scored is None else job.prompt_logprobs(prompt, scored[number])
+            logprobs = None if self._scored is None else job.prompt_logprobs(prompt, self._scored[number])
             for choice in range(job.params.n):
                 chunks.append(self._chunk(number * job.params.n + choice, prompt.text, logprobs=logprobs))
+        return "".join(chunks)
+
+    def _piece(self, number: int, delta: Delta) -> str:
+        """What a delta of a prompt's answers comes to: perhaps text, perhaps the reason of the end."""
+        index = number * self._job.params.n + delta.index
+        completion = delta.completion
+        if completion is not None:
+            check_outcomes([completion])
+            self._answers[number][delta.index] = completion
+        chunks = ""
+        if delta.text or delta.logprobs:
+            logprobs = self._arrays[index].document(delta.logprobs) if delta.logprobs else None
+            drafted = delta.pieces if self._options.include_drafted else None
+            chunks += self._chunk(index, delta.text, logprobs=logprobs, drafted=drafted)
+        if completion is not None:
+            chunks += self._chunk(index, "", reason=_json(completion.finish_reason))
         return chunks
 
-    def _usage(self, answers: Sequence[Sequence[Completion]]) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        drafted: TextPieces | None = None,
+        reason: str = "null",
+    ) -> str:
+        arrays = "null" if logprobs is None else _json(logprobs)
+        extras = "" if drafted is None else f',"drafted":{_json(drafted)}'
+        choice = f'{{"index":{index},"text":{_json(text)},"logprobs":{arrays}{extras},"finish_reason":{reason}}}'
+        return f'{self._start},"choices":[{choice}]{self._end}'
+
+    def _usage(self) -> bytes:
+        answers = [[found[index] for index in sorted(found)] for found in self._answers]
         usage = total_usage([usage_document(completions) for completions in answers])
         timings = {"timings": timings_document(answers[0][0])} if len(answers) == 1 else {}
         return event({**self._head, "choices": [], "usage": usage, **timings})

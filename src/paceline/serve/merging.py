@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from paceline.engine.outputs import Delta
 from paceline.serve.bridge import AnswerStream
@@ -11,7 +11,7 @@ from paceline.serve.bridge import AnswerStream
 
 async def merged(
     streams: Sequence[AnswerStream], timeout_s: float | None = None
-) -> AsyncIterator[tuple[int, list[Delta]]]:
+) -> AsyncGenerator[tuple[int, list[Delta]], None]:
     """The number of a stream and what came of it, whichever has something, until all have ended; no deltas where
     nothing came for ``timeout_s``. Does not close the streams."""
     if len(streams) == 1:  # without tasks: this is how nearly all requests come

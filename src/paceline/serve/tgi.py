@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from paceline.llm import LLM
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, TextAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
-from paceline.serve.errors import HTTPError, Problem, problem_of
+from paceline.serve.errors import HTTPError, Problem
+from paceline.serve.events import AnswerEvents
 from paceline.serve.limits import check_limits, context_length
-from paceline.serve.outcomes import check_outcomes, failure_of
+from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest, Info
 from paceline.serve.service import Exchange, Service
 from paceline.serve.sse import PING, json_bytes
@@ -68,7 +69,7 @@ async def generate_stream(service: Service, exchange: Exchange, http: Request, b
         raise _refusal("decoder_input_details", True, "false in a stream")
     job = await _job(service, body, streaming=True)
     stream = await service.ask(exchange, job.prompt, job.params, streaming=True)
-    return EventAnswer(_events(stream, job, service.settings.ping_s))
+    return EventAnswer(AnswerEvents(_events(stream, job, service.settings.ping_s), [stream]))
 
 
 async def compat_generate(service: Service, exchange: Exchange, http: Request, body: CompatGenerateRequest) -> Answer:
@@ -212,33 +213,30 @@ def _sequence(job: _Job, completion: Completion) -> tuple[str, dict[str, Any]]:
     return job.full_text(texts), details
 
 
-async def _events(stream: AnswerStream, job: _Job, ping_s: float) -> AsyncIterator[bytes]:
-    """An event for each token; closes the stream however it ends."""
+async def _events(stream: AnswerStream, job: _Job, ping_s: float) -> AsyncGenerator[bytes, None]:
+    """An event for each token; raises what the answer failed of."""
     texts = job.texts()
     index = 0
-    try:
-        while stream.is_open:
-            deltas = await stream.next(ping_s)
-            if not deltas:
-                yield PING
-            for delta in deltas:
-                failure = None if delta.completion is None else failure_of(delta.completion)
-                for document in _token_documents(texts, job, delta, is_whole=failure is None):
-                    index += 1
-                    yield _event({"index": index, **document})
-                if failure is not None:
-                    yield _event(tgi_problem(problem_of(failure)).document)
-                    return
-    finally:
-        stream.close()
+    while stream.is_open:
+        deltas = await stream.next(ping_s)
+        if not deltas:
+            yield PING
+        for delta in deltas:
+            if delta.completion is not None:
+                check_outcomes([delta.completion])
+            events = []
+            for document in _token_documents(texts, job, delta):
+                index += 1
+                events.append(_event({"index": index, **document}))
+            yield b"".join(events)
 
 
-def _token_documents(texts: TokenTexts, job: _Job, delta: Delta, *, is_whole: bool) -> list[dict[str, Any]]:
-    """What the events of some tokens say; the last token of an answer that is whole has the text and the details."""
+def _token_documents(texts: TokenTexts, job: _Job, delta: Delta) -> list[dict[str, Any]]:
+    """What the events of some tokens say; the last token of an answer has the text and the details."""
     entries = delta.logprobs or []
     documents: list[dict[str, Any]] = []
     for at, entry in enumerate(entries):
-        completion = delta.completion if is_whole and at == len(entries) - 1 else None
+        completion = delta.completion if at == len(entries) - 1 else None
         document: dict[str, Any] = {"token": texts.document(entry, texts.feed(entry.token_id, completion))}
         if job.asked.top_n_tokens:
             document["top_tokens"] = texts.alternatives(entry)

@@ -9,8 +9,10 @@ from starlette.requests import Request
 
 from paceline.llm import LLM
 from paceline.serve.answers import Answer, DocumentAnswer
+from paceline.serve.conversation import read_conversation
 from paceline.serve.limits import check_tokens, context_length
 from paceline.serve.logprobs import TokenBytes, spelled
+from paceline.serve.protocol.chat import ChatRequest
 from paceline.serve.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -28,8 +30,8 @@ async def tokenize(service: Service, exchange: Exchange, http: Request, body: To
     if body.prompt is not None:
         tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        messages = [{"role": message.role, "content": message.text()} for message in body.messages or []]
-        tokens = llm.chat_tokens(messages, add_generation_prompt=body.add_generation_prompt)
+        text, _ = read_conversation(_as_chat(body), llm.chat_template)
+        tokens = await service.encode(text, add_special_tokens=False)
     spelling = spelling_of(llm)
     answer = TokenizeResponse(
         count=len(tokens),
@@ -65,6 +67,17 @@ async def tokenizer_info(service: Service, exchange: Exchange, http: Request, bo
         chat_template=getattr(llm.chat_template, "source", None),
     )
     return DocumentAnswer(info.model_dump())
+
+
+def _as_chat(body: TokenizeRequest) -> ChatRequest:
+    """The chat that would begin with these messages."""
+    return ChatRequest(
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
 
 
 def spelling_of(llm: LLM) -> TokenBytes:

@@ -52,12 +52,18 @@ class CompletionResponse(BaseModel):
     timings: Timings | None = None
 
 
+class CompletionChunkChoice(CompletionChoice):
+    """``drafted`` (ours, with ``stream_options.include_drafted``): the text in pieces that were drafted or not."""
+
+    drafted: list[tuple[str, bool]] | None = None
+
+
 class CompletionChunk(BaseModel):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     system_fingerprint: str | None = None
-    choices: list[CompletionChoice]
+    choices: list[CompletionChunkChoice]
     usage: Usage | None = None
     timings: Timings | None = None

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, Field, StrictInt, model_validator
 
 from paceline.serve.protocol.chat import ChatMessage
+from paceline.serve.protocol.tools import Tool
 from paceline.serve.protocol.wire import WireModel
 
 
 class TokenizeRequest(WireModel):
     """Either ``prompt`` or ``messages``. ``add_special_tokens`` is for the first (true unless given) alone: a chat
-    template has put them where they belong."""
+    template has put them where they belong. What goes with messages means what it does in a chat."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
