@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -65,9 +65,10 @@ class _Path:
             return
         http = Request(scope, receive)
         endpoint = self._methods.get("GET" if http.method == "HEAD" else http.method)
-        exchange = Exchange(endpoint=self._path)
+        traceparent = http.headers.get("traceparent")
+        exchange = Exchange(endpoint=self._path, method=http.method, traceparent=traceparent)
         exchange.request_id = _request_id(http.headers) or exchange.request_id
-        reply = _Reply(send, exchange.request_id)
+        reply = _Reply(send, exchange.request_id, lambda: self._service.watches.sent(exchange))
         try:
             response = await self._response(endpoint, exchange, http)
             await response(scope, receive, reply)
@@ -76,6 +77,7 @@ class _Path:
         except asyncio.CancelledError:
             if not self._service.is_ending:
                 raise
+            exchange.problem = _stopping().problem.code
             await self._end(endpoint, scope, receive, reply)
         except Exception as error:  # whatever it is, it ends this request alone
             problem = self._problem(error, exchange)
@@ -83,6 +85,8 @@ class _Path:
                 await _answer(endpoint, problem)(scope, receive, reply)
             else:
                 await reply.end(event(_problem_document(endpoint, problem), "error"))
+        finally:
+            self._service.watches.ended(exchange, reply.status, is_complete=reply.is_complete)
 
     async def _response(self, endpoint: Endpoint | None, exchange: Exchange, http: Request) -> Response | EventResponse:
         service = self._service
@@ -109,6 +113,7 @@ class _Path:
     def _problem(self, error: Exception, exchange: Exchange) -> Problem:
         """What the client is told; what it cannot have caused is logged."""
         problem = problem_of(error)
+        exchange.problem = problem.code or problem.kind
         if problem.code == INTERNAL_ERROR:
             log.error("request %s failed", exchange.request_id, exc_info=error)
             message = f"{problem.message}: the server's log tells more about request {exchange.request_id}"
@@ -129,10 +134,11 @@ class _Path:
 
 
 class _Reply:
-    """Sends a response, with the request's id in its head, and knows how far it is."""
+    """Sends a response, with the request's id in its head, tells ``on_sent`` and knows how far it is."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, on_sent: Callable[[], object]) -> None:
         self._send = send
+        self._on_sent = on_sent
         self._headers = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         self.status = 0
         self.is_complete = False
@@ -149,6 +155,7 @@ class _Reply:
         elif message["type"] == "http.response.body":
             self.is_complete = not message.get("more_body", False)
         await self._send(message)
+        self._on_sent()
 
     async def end(self, data: bytes) -> None:
         """Sends the last bytes of a stream, unless the client does not take them in time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.engine.detokenize import merge_pieces
 from paceline.engine.engine import Update
@@ -45,7 +45,9 @@ class AnswerStream:
     ``close`` aborts what still runs; it is due however the reading ends.
     """
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, on_read: Callable[[list[Delta]], object] = lambda deltas: None) -> None:
+        """``on_read`` hears what ``next`` returns."""
+        self._on_read = on_read
         self._bridge = bridge
         self._updates: deque[Update] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -95,7 +97,9 @@ class AnswerStream:
             delta = update.delta or _whole(update)
             before = merged.get(delta.index)
             merged[delta.index] = delta if before is None else _joined(before, delta)
-        return [merged[index] for index in sorted(merged)]
+        deltas = [merged[index] for index in sorted(merged)]
+        self._on_read(deltas)
+        return deltas
 
     async def completions(self) -> list[Completion]:
         """All answers, by choice, once the last has ended."""
@@ -114,10 +118,10 @@ class AnswerStream:
 
 
 def _whole(update: Update) -> Delta:
-    """The end of a request that does not stream, as a delta."""
+    """The end of a request that does not stream, as a delta without text."""
     completion = update.completion
     assert completion is not None
-    return Delta("", [], completion.finish_reason, update.request.choice, completion)
+    return Delta("", completion.token_ids, completion.finish_reason, update.request.choice, completion)
 
 
 def _joined(first: Delta, second: Delta) -> Delta:

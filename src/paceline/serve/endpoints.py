@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from paceline.serve import chat, completions, health, models, tgi, tokens
+from paceline.serve import chat, completions, health, metrics, models, tgi, tokens
 from paceline.serve.answers import Answer, DocumentAnswer
 from paceline.serve.errors import Problem
 from paceline.serve.page.handler import show_page
@@ -97,6 +97,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         problem=tgi.tgi_problem,
     ),
     Endpoint("GET", "/info", tgi.info, answer=Info, problem=tgi.tgi_problem),
+    Endpoint("GET", "/metrics", metrics.metrics),
     Endpoint("GET", "/health", tgi.health, is_open=True, problem=tgi.tgi_problem),
     Endpoint("GET", "/health/live", health.live, answer=Health, is_open=True),
     Endpoint("GET", "/health/ready", health.ready, answer=Health, is_open=True),

@@ -21,6 +21,7 @@ import uvicorn
 from paceline.llm import LLM
 from paceline.serve.address import url_of
 from paceline.serve.app import build_app
+from paceline.serve.bandwidth import Bandwidth
 from paceline.serve.connection import connections
 from paceline.serve.keys import KeyRing, read_keys
 from paceline.serve.service import Service
@@ -38,6 +39,7 @@ def serve(model: str, settings: ServeSettings, listener: socket.socket, loading:
     what ``loading`` raises."""
     keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else KeyRing({})
     service = Service(settings, keys, model=model)
+    service.bandwidth = Bandwidth()
     _raise_file_limit()
     with contextlib.suppress(ImportError):
         import uvloop

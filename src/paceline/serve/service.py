@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from paceline.llm import LLM
 from paceline.params import SamplingParams
+from paceline.serve.bandwidth import Bandwidth
 from paceline.serve.bridge import AnswerStream, Bridge
 from paceline.serve.errors import HTTPError
-from paceline.serve.keys import EVERYBODY, Client, KeyRing
+from paceline.serve.exchange import Exchange as Exchange  # handlers take both from here
+from paceline.serve.keys import KeyRing
+from paceline.serve.request_totals import RequestTotals
 from paceline.serve.settings import ServeSettings
+from paceline.serve.watch import Watches
 
 _T = TypeVar("_T")
 
@@ -23,16 +25,6 @@ ANY_MODEL = ("tgi", "dummy")
 
 LONG_TEXT = 4096
 """Characters from which a prompt is tokenised in a thread of its own: the loop would pause for a millisecond."""
-
-
-@dataclass
-class Exchange:
-    """One HTTP request on its way through the server."""
-
-    client: Client = EVERYBODY
-    endpoint: str = ""
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    started_s: float = field(default_factory=time.perf_counter)
 
 
 class Service:
@@ -45,6 +37,9 @@ class Service:
         self.started = int(time.time())
         self.is_stopping = False
         self.is_ending = False  # and what still runs is cancelled
+        self.totals = RequestTotals(by_client=settings.metrics_by_client)
+        self.watches = Watches([self.totals])
+        self.bandwidth: Bandwidth | None = None
         self._llm: LLM | None = None
         self._bridge: Bridge | None = None
 
@@ -104,6 +99,7 @@ class Service:
         assert self._bridge is not None
         if params.structure is not None:  # it is compiled then, and asking takes microseconds
             await asyncio.to_thread(llm.prepare_structure, params.structure)
-        stream = AnswerStream(self._bridge)
+        stream = AnswerStream(self._bridge, exchange.heard)
         stream.start(llm, prompt, params, client=exchange.client, streaming=streaming)
+        exchange.asked(len(prompt), params.n, streaming=streaming)
         return stream

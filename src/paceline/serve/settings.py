@@ -28,6 +28,7 @@ class ServeSettings:
     request_timeout_s  longest that an answer may take, None = any
     shutdown_s         time that running answers get after SIGTERM
     ping_s             silence after which a stream carries a comment, so that nothing on the way gives up on it
+    metrics_by_client  whether metrics have a label for the key's name
     coalesce_ms        least time between two chunks of one stream while many streams run; the first token never waits
     """
 
@@ -50,6 +51,7 @@ class ServeSettings:
     shutdown_s: float = 30.0
     ping_s: float = 10.0
     coalesce_ms: float = 0.0
+    metrics_by_client: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
