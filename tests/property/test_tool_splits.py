@@ -29,7 +29,7 @@ def test_every_cut_in_two_and_every_character_alone(style: CallStyle, text: str,
 
 FRAGMENTS = ("<tool_call>", "</tool_call>", "<|python_tag|>", ";", " ", "\n", "{", "}", '"', "\\", "x", "<", "<tool")
 CALLS = tuple(
-    style.head(name) + arguments + style.tail()
+    style.call(name, arguments)
     for style in (HERMES, LLAMA3)
     for name in (*FUNCTIONS, "nobody")
     for arguments in ("{}", '{"a": "b<tool_call>{"}', '{"a": }', "[]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,15 @@ import pytest
 from byte_llm import byte_llm
 from served import MODEL, events_of, served
 
+from paceline.config import EngineConfig
+from paceline.engine.outputs import Completion, Delta, FinishReason
+from paceline.errors import RequestError
 from paceline.llm import LLM
+from paceline.serve.chat_choice import ChatChoice
+from paceline.serve.chat_stream import ChatEvents, ChunkWriter
 from paceline.serve.protocol.chat import ChatChunk, ChatResponse
 from paceline.serve.settings import ServeSettings
+from paceline.serve.sse import DONE, PING
 
 USER = [{"role": "user", "content": "hi"}]
 WEATHER = {
@@ -336,3 +343,119 @@ def test_without_tools_what_looks_like_a_call_is_text(fields: dict[str, Any]) ->
 def test_a_call_that_is_cut_off_is_no_call() -> None:
     choice = answer(CALL, tools=[WEATHER], max_tokens=40)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (CALL.encode()[:40].decode(), "length")
+
+
+TWO_TOOLS = [WEATHER, {"type": "function", "function": {"name": "clock"}}]
+
+
+def test_a_required_call_is_held_to_its_schema_whatever_the_model_would_say() -> None:
+    choice = answer(tools=TWO_TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=3)
+    message = choice["choices"][0]["message"]
+    assert message["content"] is None
+    assert message["tool_calls"][0]["function"]["name"] in ("weather", "clock")
+
+
+def test_a_named_call_is_streamed_as_it_is_written() -> None:
+    named = {"type": "function", "function": {"name": "clock"}}
+    found = chunks(tools=TWO_TOOLS, tool_choice=named)
+    deltas = [delta for chunk in found for delta in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert [delta["function"]["arguments"] for delta in deltas] == ["", "{", "}"]
+    assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_schema_that_does_not_compile_is_the_tools_fault() -> None:
+    bad = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "("}}}}
+    error = refusal(tools=[{"type": "function", "function": bad}], tool_choice="required")
+    assert error["param"] == "tools"
+
+
+# Streams
+
+
+def test_chunks_tell_what_was_drafted() -> None:
+    fields = {"stream_options": {"include_drafted": True}, "max_tokens": 40}
+    llm = byte_llm(text="again and ", config=EngineConfig(speculate="ngram"))
+    found = chunks(llm=llm, **fields)
+    drafted = [piece for chunk in found for piece in chunk["choices"][0].get("drafted", [])]
+    assert "".join(text for text, _ in drafted) == joined(found) == ("again and " * 4)
+    assert {was for _, was in drafted} == {True, False}
+    assert all("drafted" not in choice for chunk in chunks("x\0") for choice in chunk["choices"])
+
+
+def test_with_tools_what_was_drafted_is_told_of_calls_too() -> None:
+    found = chunks(f"{CALL}\0", tools=[WEATHER], stream_options={"include_drafted": True})
+    drafted = [text for chunk in found for text, _ in chunk["choices"][0].get("drafted", [])]
+    assert "".join(drafted) == CALL
+
+
+class FailingStream:
+    """An answer of which some text comes, and then what ends it."""
+
+    def __init__(self, *events: Delta | Exception) -> None:
+        self._events = list(events)
+        self.is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._events)
+
+    async def next(self, timeout_s: float | None = None) -> list[Delta]:
+        event = self._events.pop(0)
+        if isinstance(event, Exception):
+            raise event
+        return [event] if event.token_ids else []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def completion(reason: FinishReason, error: Exception | None = None) -> Completion:
+    return Completion("ab", [1, 2], reason, 1, error=error)
+
+
+async def collected(stream: FailingStream) -> list[bytes]:
+    """The events from the first on."""
+    writer = ChunkWriter({"id": "x"}, [ChatChoice(None, has_logprobs=False)], None)
+    events = ChatEvents(stream, writer, 1.0)  # type: ignore[arg-type]
+    await events.begin()
+    found = [data async for data in events]
+    await events.aclose()
+    assert stream.is_closed
+    return found
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Delta("", [1], "error", completion=completion("error", RequestError("it broke"))),
+        Delta("", [1], "abort", completion=completion("abort")),
+        RequestError("it broke"),
+    ],
+)
+def test_a_failure_behind_the_beginning_is_an_error_event_and_no_end(end: Delta | Exception) -> None:
+    first, last = asyncio.run(collected(FailingStream(Delta("a", [1]), end)))
+    assert b'"content":"a"' in first
+    name, data = last.decode().split("\n", 1)
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "server_error"
+
+
+def test_a_failure_before_the_beginning_is_raised() -> None:
+    failed = Delta("", [1], "error", completion=completion("error", RequestError("it broke")))
+    with pytest.raises(RequestError, match="it broke"):
+        asyncio.run(collected(FailingStream(failed)))
+
+
+def test_silence_is_filled_with_comments() -> None:
+    silence = Delta("", [])
+    end = Delta("b", [2], "stop", completion=completion("stop"))
+    found = asyncio.run(collected(FailingStream(silence, Delta("a", [1]), silence, end)))
+    assert found[0] == found[2] == PING
+    assert found[-1].endswith(DONE)
+
+
+def test_a_stream_that_nobody_began_to_read_is_closed_as_well() -> None:
+    stream = FailingStream(Delta("a", [1]), Delta("b", [2]))
+    writer = ChunkWriter({"id": "x"}, [ChatChoice(None, has_logprobs=False)], None)
+    asyncio.run(ChatEvents(stream, writer, 1.0).aclose())  # type: ignore[arg-type]
+    assert stream.is_closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -33,7 +34,12 @@ async def create_chat_completion(service: Service, exchange: Exchange, http: Req
     params = _params(body, toolbox)
     check_limits(service.settings, params, logprobs_field="top_logprobs")
     prompt = await service.encode(text, add_special_tokens=False)
-    stream = await service.ask(exchange, prompt, params, streaming=body.stream)
+    try:
+        stream = await service.ask(exchange, prompt, params, streaming=body.stream)
+    except ParameterError as error:
+        if toolbox is None or error.field != "structure":
+            raise
+        raise ParameterError("tools", [tool.name for tool in toolbox.functions], error.allowed) from error
     head = {
         "id": f"chatcmpl-{exchange.request_id}",
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -69,9 +75,12 @@ def _params(body: ChatRequest, toolbox: Toolbox | None) -> SamplingParams:
     fields: dict[str, Any] = {"max_tokens": max_tokens}
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
-    if toolbox is not None and toolbox.must_call:
-        fields["structure"] = toolbox.structure()
-    return body.sampling_params(**fields)
+    params = body.sampling_params(**fields)
+    if toolbox is None:
+        return params
+    if params.structure is not None:
+        raise ParameterError("tools", "given", "none (or tool_choice none) where the answer has a structure to keep to")
+    return replace(params, structure=toolbox.structure())
 
 
 def _document(head: dict[str, Any], choices: Sequence[ChatChoice], completions: Sequence[Completion]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from paceline.errors import ParameterError, UnsupportedError
 from paceline.llm import Template
 from paceline.serve.protocol.chat import ChatMessage, ChatRequest
 from paceline.serve.tools.detect import template_style
-from paceline.serve.tools.hermes import HERMES, call_text, instructions, result_text
+from paceline.serve.tools.hermes import HERMES, instructions, result_text
 from paceline.serve.tools.llama3 import LLAMA3
 from paceline.serve.tools.toolbox import Toolbox, choose_tools
 
@@ -50,10 +50,10 @@ def _render(body: ChatRequest, template: Template, messages: list[dict[str, Any]
         return template.render(messages, body.add_generation_prompt is not False, tools, variables)
     if body.add_generation_prompt:
         raise ParameterError("add_generation_prompt", True, "false together with continue_final_message")
-    last = messages[-1]
-    if last["role"] != "assistant" or "tool_calls" in last:
+    if body.messages[-1].role != "assistant" or body.messages[-1].tool_calls:
         raise ParameterError("continue_final_message", True, "only where the last message is text of the assistant")
-    text = template.render([*messages[:-1], {**last, "content": last["content"] + _MARK}], False, tools, variables)
+    continued = {**messages[-1], "content": messages[-1]["content"] + _MARK}
+    text = template.render([*messages[:-1], continued], False, tools, variables)
     prompt, mark, _ = text.rpartition(_MARK)
     if not mark:
         raise ParameterError("continue_final_message", True, "the chat template does not show the last message")
@@ -125,7 +125,7 @@ def _call_lines(message: Mapping[str, Any]) -> Iterator[str]:
     for call in message["tool_calls"]:
         arguments = call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        yield call_text(call["function"]["name"], text)
+        yield HERMES.call(call["function"]["name"], text)
 
 
 def _one_call_a_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

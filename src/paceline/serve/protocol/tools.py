@@ -16,7 +16,7 @@ class FunctionDefinition(WireModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = Field(
-        default=None, description="taken and not used: required and named calls always obey the schema, others may not"
+        default=None, description="whether calls obey the schema; those that are required or named do so anyway"
     )
 
 
@@ -26,10 +26,11 @@ class Tool(WireModel):
 
     def document(self) -> dict[str, Any]:
         """As chat templates expect it."""
-        function: dict[str, Any] = {"name": self.function.name}
-        if self.function.description is not None:
-            function["description"] = self.function.description
-        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        function = {
+            "name": self.function.name,
+            "description": self.function.description or "",  # some templates cannot do without
+            "parameters": self.function.parameters or {"type": "object", "properties": {}},
+        }
         return {"type": "function", "function": function}
 
 

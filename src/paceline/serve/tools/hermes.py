@@ -15,9 +15,9 @@ HERMES = CallStyle(
     name="hermes",
     opening="<tool_call>",
     closing="</tool_call>",
+    is_bare=False,
     arguments="arguments",
-    before="<tool_call>\n",
-    after="\n</tool_call>",
+    margin="\n",
     between="\n",
 )
 
@@ -32,11 +32,6 @@ def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
         '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>\n'
         "What it returns will be given to you between <tool_response> and </tool_response>."
     )
-
-
-def call_text(name: str, arguments: str) -> str:
-    """A call in an earlier answer; ``arguments`` is JSON."""
-    return HERMES.head(name) + arguments + HERMES.tail()
 
 
 def result_text(content: str) -> str:

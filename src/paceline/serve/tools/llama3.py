@@ -12,7 +12,8 @@ LLAMA3 = CallStyle(
     name="llama3",
     opening="<|python_tag|>",
     closing=";",
-    arguments="parameters",
-    between="; ",
     is_bare=True,
+    arguments="parameters",
+    margin="",
+    between="; ",
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 """For llguidance: arguments are spaced as templates write them, so the next turn finds this one in the cache; and a
 model cannot go on with blanks for ever."""
 
+_ANY_OBJECT = {"type": "object", "x-guidance": _SPACING}
+_BLANKS = r"[ \t\r\n]*"
 _OPEN_ENDED = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -29,26 +32,39 @@ class Toolbox:
     must_call: bool
     is_parallel: bool
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a grammar holds the answer, so that what begins like a call is one: where there must be a call, and
+        where a function is strict."""
+        return self.must_call or any(function.strict for function in self.functions)
+
     def reader(self) -> CallReader:
         """A reader for one answer."""
         names = [function.name for function in self.functions]
-        return CallReader(self.style, names, is_parallel=self.is_parallel, is_certain=self.must_call)
+        return CallReader(self.style, names, is_parallel=self.is_parallel, is_certain=self.is_held)
 
     def structure(self) -> Structure | None:
-        """What the answer is held to, None where it may be text."""
-        return Structure("grammar", self._grammar()) if self.must_call else None
+        """What the answer is held to, None where it may be anything."""
+        return Structure("grammar", "\n".join(self._rules())) if self.is_held else None
 
-    def _grammar(self) -> str:
-        """A Lark grammar whose texts are calls, each with arguments that obey the function's schema."""
-        numbers = range(len(self.functions))
-        calls = " | ".join(f"call{number}" for number in numbers)
-        more = f" ({_quoted(self.style.between)} call)*" if self.is_parallel else ""
-        rules = [f"start: call{more}", f"call: {calls}"]
+    def _rules(self) -> Iterator[str]:
+        """A Lark grammar. Its texts are calls, each with arguments that obey the function's schema, or, where none must
+        be, text in which none begins. Functions that are not strict then take any object."""
+        style, first = self.style, _quoted(self.style.written_opening)
+        if not self.must_call:
+            opens = f"(?s:.*){re.escape(style.opening)}".replace("<", r"\x3c")
+            no_object = f" & /{_BLANKS}([^ \\t\\r\\n{{](?s:.*))?/" if style.is_bare else ""
+            yield f"TEXT: /(?s:.*)/ & ~/{opens}(?s:.*)/{no_object}"
+            if not style.is_bare:
+                yield f"lead[lazy]: /{opens}/"
+                first = "lead"
+        more = f" ({_quoted(style.between + style.written_opening)} call)*" if self.is_parallel else ""
+        yield f"start: {'' if self.must_call else 'TEXT | '}{first} call{more}"
+        yield "call: " + " | ".join(f"call{number}" for number in range(len(self.functions)))
         for number, function in enumerate(self.functions):
-            head, tail = _quoted(self.style.head(function.name)), _quoted(self.style.tail())
-            rules.append(f"call{number}: {head} arguments{number} {tail}")
-            rules.append(f"arguments{number}: %json {json.dumps(_argument_schema(function))}")
-        return "\n".join(rules) + "\n"
+            yield f"call{number}: {_quoted(style.head(function.name))} arguments{number} {_quoted(style.tail())}"
+            schema = _argument_schema(function) if self.must_call or function.strict else _ANY_OBJECT
+            yield f"arguments{number}: %json {json.dumps(schema)}"
 
 
 def choose_tools(
