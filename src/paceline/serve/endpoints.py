@@ -9,13 +9,14 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from paceline.serve import chat, completions, health, metrics, models, tgi, tokens
+from paceline.serve import chat, completions, health, metrics, models, statistics, tgi, tokens
 from paceline.serve.answers import Answer, DocumentAnswer
 from paceline.serve.errors import Problem
 from paceline.serve.page.handler import show_page
 from paceline.serve.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from paceline.serve.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
-from paceline.serve.protocol.models import Health, ModelCard, ModelList
+from paceline.serve.protocol.models import Health, ModelCard, ModelList, Readiness
+from paceline.serve.protocol.statistics import Statistics
 from paceline.serve.protocol.tgi import (
     CompatGenerateRequest,
     GenerateRequest,
@@ -98,7 +99,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint("GET", "/info", tgi.info, answer=Info, problem=tgi.tgi_problem),
     Endpoint("GET", "/metrics", metrics.metrics),
+    Endpoint("GET", "/stats", statistics.statistics, answer=Statistics),
     Endpoint("GET", "/health", tgi.health, is_open=True, problem=tgi.tgi_problem),
     Endpoint("GET", "/health/live", health.live, answer=Health, is_open=True),
-    Endpoint("GET", "/health/ready", health.ready, answer=Health, is_open=True),
+    Endpoint("GET", "/health/ready", health.ready, answer=Readiness, is_open=True),
 )

@@ -14,6 +14,12 @@ async def live(service: Service, exchange: Exchange, http: Request, body: None) 
 
 
 async def ready(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
-    """200 while requests are taken, 503 while the model loads or the server stops."""
-    status = "loading" if not service.is_loaded else "stopping" if service.is_stopping else "ready"
-    return DocumentAnswer({"status": status}, status=200 if status == "ready" else 503)
+    """200 while requests are taken, 503 while the model loads, the server stops or the engine hangs in a step."""
+    age_s = service.llm.progress_age_s() if service.is_loaded else None
+    if age_s is None:
+        status = "loading"
+    elif service.is_stopping:
+        status = "stopping"
+    else:
+        status = "stalled" if age_s > service.settings.max_stall_s else "ready"
+    return DocumentAnswer({"status": status, "progress_age_s": age_s}, status=200 if status == "ready" else 503)

@@ -14,6 +14,7 @@ from paceline.serve.bridge import AnswerStream, Bridge
 from paceline.serve.errors import HTTPError
 from paceline.serve.exchange import Exchange as Exchange  # handlers take both from here
 from paceline.serve.keys import KeyRing
+from paceline.serve.recent import Recent
 from paceline.serve.request_totals import RequestTotals
 from paceline.serve.settings import ServeSettings
 from paceline.serve.watch import Watches
@@ -38,7 +39,8 @@ class Service:
         self.is_stopping = False
         self.is_ending = False  # and what still runs is cancelled
         self.totals = RequestTotals(by_client=settings.metrics_by_client)
-        self.watches = Watches([self.totals])
+        self.recent = Recent()
+        self.watches = Watches([self.totals, self.recent])
         self.bandwidth: Bandwidth | None = None
         self._llm: LLM | None = None
         self._bridge: Bridge | None = None

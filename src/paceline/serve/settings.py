@@ -28,6 +28,7 @@ class ServeSettings:
     request_timeout_s  longest that an answer may take, None = any
     shutdown_s         time that running answers get after SIGTERM
     ping_s             silence after which a stream carries a comment, so that nothing on the way gives up on it
+    max_stall_s        time without progress from which a server that has work is not ready
     metrics_by_client  whether metrics have a label for the key's name
     coalesce_ms        least time between two chunks of one stream while many streams run; the first token never waits
     """
@@ -51,6 +52,7 @@ class ServeSettings:
     shutdown_s: float = 30.0
     ping_s: float = 10.0
     coalesce_ms: float = 0.0
+    max_stall_s: float = 60.0
     metrics_by_client: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class ServeSettings:
             raise ParameterError("allow_origins", origins, "a tuple of web origins such as https://example.org, or *")
         if self.max_prompt_tokens is not None:
             _check_integer("max_prompt_tokens", self.max_prompt_tokens, 1, 2**30)
-        for name in ("header_s", "body_s", "shutdown_s", "ping_s", "coalesce_ms", "request_timeout_s"):
+        for name in ("header_s", "body_s", "shutdown_s", "ping_s", "coalesce_ms", "max_stall_s", "request_timeout_s"):
             value = getattr(self, name)
             if name == "request_timeout_s" and value is None:
                 continue

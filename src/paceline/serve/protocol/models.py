@@ -24,3 +24,10 @@ class ModelList(BaseModel):
 
 class Health(BaseModel):
     status: str
+
+
+class Readiness(BaseModel):
+    """``progress_age_s``: since the engine got on while it had work, 0 without; null while the model loads."""
+
+    status: Literal["ready", "loading", "stopping", "stalled"]
+    progress_age_s: float | None
