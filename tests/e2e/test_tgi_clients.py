@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import pytest
@@ -68,6 +70,31 @@ def test_chat(client: InferenceClient) -> None:
     assert "Seoul" in text
     chunks = client.chat_completion(messages, max_tokens=24, temperature=0, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+
+
+def test_grammar_and_schema(client: InferenceClient) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "large": {"type": "boolean"}},
+        "required": ["city", "large"],
+        "additionalProperties": False,
+    }
+    for text in (
+        client.text_generation(PROMPT, max_new_tokens=60, grammar={"type": "json", "value": schema}),
+        client.chat_completion(
+            [{"role": "user", "content": "The capital of Korea, as JSON."}],
+            max_tokens=60,
+            temperature=0,
+            response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+        )
+        .choices[0]
+        .message.content,
+    ):
+        found = json.loads(text or "")
+        assert set(found) == {"city", "large"}
+        assert isinstance(found["large"], bool)
+    text = client.text_generation(PROMPT, max_new_tokens=8, grammar={"type": "regex", "value": "[0-9]{3}-[0-9]{2}"})
+    assert re.fullmatch("[0-9]{3}-[0-9]{2}", text)
 
 
 def test_asynchronous_client(client: InferenceClient, server: ServerProcess) -> None:

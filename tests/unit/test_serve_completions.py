@@ -273,7 +273,7 @@ def test_prompt_that_is_too_long_is_an_error_with_both_numbers() -> None:
     response = ask({"prompt": "x" * 300}, llm=byte_llm(context_length=256))
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["code"] == "context_length_exceeded"
+    assert [error["code"], error["param"]] == ["context_length_exceeded", "prompt"]
     assert "300" in error["message"]
     assert "256" in error["message"]
 

@@ -47,6 +47,7 @@ def is_right(text: str) -> bool:
     "fields",
     [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
         {"guided_json": SCHEMA},
         {"guided_json": json.dumps(SCHEMA)},
         {"structured_outputs": {"json": SCHEMA}},

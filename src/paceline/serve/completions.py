@@ -15,6 +15,7 @@ from starlette.requests import Request
 from paceline import __version__
 from paceline.engine.detokenize import TextPieces, missing_bytes
 from paceline.engine.outputs import Completion, Delta
+from paceline.errors import ContextLengthError
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
@@ -172,8 +173,10 @@ async def _ask(
     try:
         for prompt in job.prompts:
             streams.append(await service.ask(exchange, prompt.tokens, params, streaming=streaming))
-    except BaseException:
+    except BaseException as error:
         _close(streams)
+        if isinstance(error, ContextLengthError):
+            raise HTTPError(400, str(error), param="prompt", code="context_length_exceeded") from error
         raise
     return streams
 

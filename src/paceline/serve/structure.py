@@ -30,7 +30,10 @@ def structure_of(
     """
     found: dict[str, Structure] = {}
     if isinstance(response_format, JSONObjectFormat):
-        found["response_format"] = Structure("json_object")
+        schema = response_format.value
+        found["response_format"] = (
+            Structure("json_object") if schema is None else _structure("response_format", "json", schema)
+        )
     elif isinstance(response_format, JSONSchemaFormat):
         found["response_format"] = _structure("response_format", "json", response_format.json_schema.schema_)
     for name, value in (guided or {}).items():

@@ -19,7 +19,10 @@ class TextFormat(WireModel):
 
 
 class JSONObjectFormat(WireModel):
+    """``value`` is how Text Generation Inference, and Hugging Face's client with it, give a schema."""
+
     type: Literal["json_object"]
+    value: Schema | None = None
 
 
 class NamedSchema(WireModel):
