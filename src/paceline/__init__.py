@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.errors import CheckpointError as CheckpointError
     from paceline.errors import ContextLengthError as ContextLengthError
     from paceline.errors import DownloadError as DownloadError
+    from paceline.errors import EngineStoppedError as EngineStoppedError
     from paceline.errors import KVCapacityError as KVCapacityError
     from paceline.errors import MemoryBudgetError as MemoryBudgetError
     from paceline.errors import ModelError as ModelError
@@ -55,6 +56,7 @@ _MODULES = {
         "CheckpointError",
         "ContextLengthError",
         "DownloadError",
+        "EngineStoppedError",
         "KVCapacityError",
         "MemoryBudgetError",
         "ModelError",

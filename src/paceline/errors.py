@@ -13,6 +13,7 @@ PacelineError
 │   ├── KVCapacityError        one request needs more KV pages than exist (both numbers)
 │   ├── MemoryBudgetError      weights and the smallest KV pool exceed the memory available
 │   └── OverloadError          the waiting queue is full
+├── EngineStoppedError         the engine met an error of its own and takes no requests until it starts again
 ├── CacheDirectoryError        the prefix cache cannot be kept in that directory (names it and why)
 ├── AddressError               the server cannot listen at that address (names it and why)
 └── EndpointError              a server that is measured does not answer as it should (names it and what it said)
@@ -108,6 +109,14 @@ class OverloadError(CapacityError):
             f"{num_waiting} requests {whose[0]}wait and {whose[1]}the queue holds {max_queue}: "
             "try again later, or raise max_queue"
         )
+
+
+class EngineStoppedError(PacelineError):
+    """The engine met an error of its own, outside any request, and takes none until it starts again."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"the engine stopped: {cause!r}")
+        self.__cause__ = cause
 
 
 class CacheDirectoryError(PacelineError):

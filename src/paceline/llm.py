@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from types import TracebackType
 from typing import Any, Literal, Protocol, overload
 
@@ -18,15 +19,15 @@ from paceline.engine.detokenize import TokenText
 from paceline.engine.engine import Engine, Update
 from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.engine.outputs import Completion, Delta
+from paceline.engine.parts import EngineParts
 from paceline.engine.prompts import Prompt, answers_of, is_list_like, is_single
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.runner import EngineRunner, Sink
 from paceline.engine.stats import EngineStats
 from paceline.engine.stream import DeltaStream, Gathering
-from paceline.errors import ParameterError, UnsupportedError
+from paceline.errors import PacelineError, ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, MemoryPlan, plan_memory
-from paceline.kv.store import PageStore
 from paceline.machine import detect_machine
 from paceline.params import SamplingParams, Structure
 from paceline.speculate.speculator import Speculator
@@ -125,7 +126,7 @@ class LLM:
         """Everything from the name of a model to a running engine."""
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
         from paceline.engine.eagle_head import find_eagle_head
-        from paceline.engine.persistence import open_store
+        from paceline.engine.persistence import store_opener
         from paceline.engine.speculation import find_draft_model, identity_of, use_speculation
         from paceline.text.chat import load_chat_template
         from paceline.text.tokenizer import load_tokenizer
@@ -166,23 +167,22 @@ class LLM:
             from paceline.executors.reference import ReferenceExecutor
 
             loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
-        template = load_chat_template(checkpoint)
-        store = open_store(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1])
-        try:
-            self._assemble(wrap(loaded), tokenizer, config, template, memory, store)
-            use_speculation(
-                self._engine,
-                config,
-                tokenizer,
+        parts = EngineParts(
+            wrap(loaded),
+            tokenizer,
+            config,
+            partial(
+                use_speculation,
+                config=config,
+                tokenizer=tokenizer,
                 draft_model=draft_model,
                 eagle_head=eagle_head,
                 target=loaded,
                 model_identity=identity_of(checkpoint.files),
-            )
-        except BaseException:
-            if store is not None:
-                store.close()
-            raise
+            ),
+            store_opener(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1]),
+        )
+        self._assemble(parts, tokenizer, load_chat_template(checkpoint), memory)
 
     @classmethod
     def from_parts(
@@ -207,24 +207,18 @@ class LLM:
         config = dataclasses.replace(config, context_length=config.context_length or executor.model.context_length)
         layout = KVLayout.of(executor.model, config.kv_dtype)
         memory = memory or MemoryPlan(machine.available_bytes, 0, 0, layout, executor.num_pages)
-        llm._assemble(executor, tokenizer, config, chat_template, memory)
+        use: Callable[[Engine], object] = partial(use_speculation, config=config, tokenizer=tokenizer)
         if speculator is not None:
-            llm._engine.use_speculator(speculator)
-        else:
-            use_speculation(llm._engine, config, tokenizer)
+            use = methodcaller("use_speculator", speculator)
+        llm._assemble(EngineParts(executor, tokenizer, config, use), tokenizer, chat_template, memory)
         llm.load_s = 0.0
         return llm
 
     def _assemble(
-        self,
-        executor: Executor,
-        tokenizer: PromptTokenizer,
-        config: EngineConfig,
-        chat_template: Template | None,
-        memory: MemoryPlan,
-        store: PageStore | None = None,
+        self, parts: EngineParts, tokenizer: PromptTokenizer, chat_template: Template | None, memory: MemoryPlan
     ) -> None:
-        self.config = config
+        executor = parts.executor
+        self.config = parts.config
         self.model_config = executor.model
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -236,8 +230,15 @@ class LLM:
             num_pages=executor.num_pages,
         )
         self._executor = executor
-        self._engine = Engine(executor, tokenizer, config, store=store)
-        self._runner = EngineRunner(self._engine, on_end=store.close if store is not None else lambda: None)
+        self._parts = parts
+        self._when_broken: list[Callable[[], object]] = []
+        self._ending = threading.Lock()
+        self._start(*parts.make())
+
+    def _start(self, engine: Engine, on_end: Callable[[], object]) -> None:
+        callbacks = self._when_broken
+        self._engine = engine
+        self._runner = EngineRunner(engine, on_end, on_broken=lambda: [callback() for callback in callbacks])
         # The runner's thread does not refer to this object, so dropping the LLM (or leaving the program) ends the
         # thread.
         self._finalizer = weakref.finalize(self, self._runner.close)
@@ -459,11 +460,12 @@ class LLM:
     @contextlib.contextmanager
     def without_drafts(self) -> Iterator[None]:
         """While it lasts nothing is speculated, for any request: answers are the same, only their speed is not."""
-        self._engine.hold_drafts(True)
+        engine = self._engine
+        engine.hold_drafts(True)
         try:
             yield
         finally:
-            self._engine.hold_drafts(False)
+            engine.hold_drafts(False)
 
     @property
     def memory(self) -> MemoryPlan:
@@ -476,7 +478,28 @@ class LLM:
 
     def close(self) -> None:
         """Aborts all requests and stops the engine. May be called again."""
-        self._finalizer()
+        with self._ending:
+            self._finalizer()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an error outside any request has stopped the engine: nothing is answered until ``restart``."""
+        return self._runner.is_broken
+
+    def when_broken(self, callback: Callable[[], object]) -> None:
+        """Has ``callback`` called, in the engine's thread, when an error outside any request has stopped the engine and
+        all who waited have been told. It must not wait for this LLM."""
+        self._when_broken.append(callback)
+
+    def restart(self) -> None:
+        """Has a new engine over the same model take the place of one that is broken, with an empty prefix cache but for
+        what is on disk. Does nothing to one that runs. Raises ``PacelineError`` once this LLM is closed."""
+        with self._ending:
+            if not self._finalizer.alive:
+                raise PacelineError("this LLM is closed")
+            if self._runner.is_broken:
+                self._finalizer()  # waits for the last words of the old one
+                self._start(*self._parts.make_again(self._engine))
 
     def __enter__(self) -> LLM:
         return self

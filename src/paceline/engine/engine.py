@@ -97,6 +97,11 @@ class Engine:
         """Has decoding requests verify what it proposes."""
         self._speculator = speculator
 
+    def follow(self, other: Engine) -> None:
+        """Takes over what must go on when this engine replaces another: the numbers of requests, the shares."""
+        self._ids = other._ids
+        self.num_shares = other.num_shares
+
     def hold_drafts(self, hold: bool) -> None:
         """Has nothing drafted from now on, until as many have said False as have said True. From any thread."""
         with self._hold_lock:

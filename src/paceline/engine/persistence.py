@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from paceline.config import EngineConfig
@@ -13,10 +15,12 @@ from paceline.weights.model_hash import model_hash
 from paceline.weights.raw import Checkpoint
 
 
-def open_store(checkpoint: Checkpoint, config: EngineConfig, *, executor: str, page_bytes: int) -> PageStore | None:
-    """The store of the prefix cache, None where ``config`` has no ``kv_dir``.
+def store_opener(
+    checkpoint: Checkpoint, config: EngineConfig, *, executor: str, page_bytes: int
+) -> Callable[[], PageStore] | None:
+    """What opens the store of the prefix cache, as ``PageStore.open`` does; None where ``config`` has no ``kv_dir``.
 
-    Raises ``CacheDirectoryError`` when the directory cannot be used, and ``CheckpointError`` when a file of the model
+    Raises ``CacheDirectoryError`` when there can be no such directory, and ``CheckpointError`` when a file of the model
     cannot be read.
     """
     if config.kv_dir is None:
@@ -31,4 +35,4 @@ def open_store(checkpoint: Checkpoint, config: EngineConfig, *, executor: str, p
         model_hash=model_hash(checkpoint.files, directory / MEMO),
         executor=executor,
     )
-    return PageStore.open(directory, key, page_bytes=page_bytes, max_bytes=config.kv_dir_bytes)
+    return partial(PageStore.open, directory, key, page_bytes=page_bytes, max_bytes=config.kv_dir_bytes)

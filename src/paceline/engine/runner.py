@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from paceline.engine.engine import Engine, Update
 from paceline.engine.outputs import Delta
 from paceline.engine.request import Request
-from paceline.errors import PacelineError
+from paceline.errors import EngineStoppedError, PacelineError
 
 Sink = Callable[[Update], object]
 """Called in the engine's thread with each update of a request: must be quick. One that raises aborts its request."""
@@ -25,10 +25,18 @@ class EngineRunner:
     wait.
     """
 
-    def __init__(self, engine: Engine, on_end: Callable[[], object] = lambda: None) -> None:
-        """``on_end`` is called once the engine takes no more steps, in its thread if it has one."""
+    def __init__(
+        self,
+        engine: Engine,
+        on_end: Callable[[], object] = lambda: None,
+        *,
+        on_broken: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``on_end`` is called once the engine takes no more steps, in its thread if it has one; ``on_broken`` after
+        that when an error outside any request ended it."""
         self.engine = engine
         self._on_end = on_end
+        self._on_broken = on_broken
         self._process = os.getpid()
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._sinks: dict[Request, Sink] = {}
@@ -36,7 +44,12 @@ class EngineRunner:
         self._num_open: Counter[str] = Counter()  # submitted and not ended, of each share
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._broken: Exception | None = None
+        self._broken: EngineStoppedError | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an error outside any request has ended it. Those who wait have heard of it or soon do."""
+        return self._broken is not None
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Queues requests of one share, all before the same step; ``sink`` gets each one's updates, the last with a
@@ -50,7 +63,7 @@ class EngineRunner:
             )
         with self._lock:
             if self._broken is not None:
-                raise PacelineError(f"the engine stopped: {self._broken!r}") from self._broken
+                raise EngineStoppedError(self._broken.__cause__ or self._broken)
             if self._closed:
                 raise PacelineError("this LLM is closed")
             share = requests[0].share if requests else ""
@@ -139,20 +152,29 @@ class EngineRunner:
                     command()
                 for update in engine.step():
                     self._deliver(update)
-        except Exception as error:  # a bug of ours: those who wait must hear of it instead of waiting for ever
+        # A bug of ours, or a panic in a library, which is no Exception: those who wait must hear of it.
+        except BaseException as error:
+            stopped = EngineStoppedError(error)
             with self._lock:
-                self._broken = error
+                self._broken = stopped
                 while not commands.empty():
                     pending = commands.get()
                     if pending is not None:
                         pending()
             for request in list(self._sinks):
-                self._deliver(_broken_update(request, error))
+                self._deliver(_broken_update(request, EngineStoppedError(error)))
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
             self._on_end()
+        finally:
+            if self._broken is not None:
+                self._on_broken()
 
 
-def _broken_update(request: Request, error: Exception) -> Update:
+def _broken_update(request: Request, error: EngineStoppedError) -> Update:
     request.finish_reason = "error"
     request.error = error
     completion = request.completion()

@@ -14,12 +14,8 @@ async def live(service: Service, exchange: Exchange, http: Request, body: None) 
 
 
 async def ready(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
-    """200 while requests are taken, 503 while the model loads, the server stops or the engine hangs in a step."""
+    """200 while requests are taken, 503 while the model loads, the engine is broken or hangs in a step, or the server
+    stops."""
     age_s = service.llm.progress_age_s() if service.is_loaded else None
-    if age_s is None:
-        status = "loading"
-    elif service.is_stopping:
-        status = "stopping"
-    else:
-        status = "stalled" if age_s > service.settings.max_stall_s else "ready"
+    status = service.status
     return DocumentAnswer({"status": status, "progress_age_s": age_s}, status=200 if status == "ready" else 503)

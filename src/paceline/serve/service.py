@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from paceline.llm import LLM
 from paceline.params import SamplingParams
@@ -17,6 +17,7 @@ from paceline.serve.keys import KeyRing
 from paceline.serve.recent import Recent
 from paceline.serve.request_totals import RequestTotals
 from paceline.serve.settings import ServeSettings
+from paceline.serve.supervisor import Supervisor
 from paceline.serve.watch import Watches
 
 _T = TypeVar("_T")
@@ -44,10 +45,12 @@ class Service:
         self.bandwidth: Bandwidth | None = None
         self._llm: LLM | None = None
         self._bridge: Bridge | None = None
+        self._supervisor: Supervisor | None = None
 
     def use(self, llm: LLM) -> None:
         """Begins to serve a model, on the running loop."""
         self._bridge = Bridge(asyncio.get_running_loop())
+        self._supervisor = Supervisor(llm)
         llm.num_shares = self.keys.num_clients
         self._llm = llm
 
@@ -55,6 +58,22 @@ class Service:
     def is_loaded(self) -> bool:
         """Whether there is a model to ask."""
         return self._llm is not None
+
+    @property
+    def status(self) -> Literal["loading", "stopping", "broken", "stalled", "ready"]:
+        """Whether requests are taken, and why not; "stalled": a step takes longer than any should."""
+        if self._llm is None:
+            return "loading"
+        if self.is_stopping:
+            return "stopping"
+        if self._llm.is_broken:
+            return "broken"
+        return "stalled" if self._llm.progress_age_s() > self.settings.max_stall_s else "ready"
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine has been started again."""
+        return 0 if self._supervisor is None else self._supervisor.num_restarts
 
     @property
     def llm(self) -> LLM:
