@@ -37,12 +37,12 @@ def test_the_state_is_told() -> None:
     with live_server(byte_llm(text="hello\0")) as server:
         first = Statistics.model_validate(server.get("/stats").json())
         assert (first.running, first.waiting, first.kv_use, first.restarts) == (0, 0, 0.0, 0)
-        assert first.ttft_s is first.tpot_s is first.hit_rate is first.output_tokens_per_s is None
+        assert first.ttft_s is first.tpot_s is first.prefix_hit_rate is first.tokens_per_s is None
         server.chat(max_tokens=4)
         server.chat(max_tokens=4)
         second = Statistics.model_validate(server.get("/stats").json())
-        assert second.hit_rate is not None
-        assert 0 < second.hit_rate < 1
+        assert second.prefix_hit_rate is not None
+        assert 0 < second.prefix_hit_rate < 1
         assert second.ttft_s is not None
         assert 0 < second.ttft_s.p50 <= second.ttft_s.p95
         assert second.read_gb_s is not None
@@ -99,13 +99,13 @@ def test_rates_compare_with_earlier_looks() -> None:
         zero = llm.stats()
     now[0] = 10.0
     assert recent.look(zero) == (10.0, None)
-    assert recent.output_tokens_per_s(zero) is None
+    assert recent.tokens_per_s(zero) is None
     later = dataclasses.replace(zero, output_tokens=60)
     now[0] = 12.0
-    assert recent.output_tokens_per_s(later) == 30.0
+    assert recent.tokens_per_s(later) == 30.0
     assert recent.look(later) == (2.0, zero)
     now[0] = 12.1
     assert recent.look(later) == (pytest.approx(2.1), zero), "looks too close together are not kept"
     now[0] = 71.0
-    assert recent.output_tokens_per_s(later) is None
+    assert recent.tokens_per_s(later) is None
     assert recent.look(later) == (59.0, later), "the one at 10 s has left the window"

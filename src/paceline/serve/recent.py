@@ -46,7 +46,7 @@ class Recent(Watch):
             self._looks.append((now_s, stats))
         return window
 
-    def output_tokens_per_s(self, stats: EngineStats) -> float | None:
+    def tokens_per_s(self, stats: EngineStats) -> float | None:
         """Over the last seconds; None without a look in them."""
         now_s = self._clock()
         for then_s, before in self._looks:

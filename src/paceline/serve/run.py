@@ -24,12 +24,15 @@ from paceline.serve.app import build_app
 from paceline.serve.bandwidth import Bandwidth
 from paceline.serve.connection import connections
 from paceline.serve.keys import KeyRing, read_keys
+from paceline.serve.logs import RequestLog, logging_to
 from paceline.serve.service import Service
 from paceline.serve.settings import ServeSettings
 from paceline.serve.signals import SIGNALS, leave
 
 ENDING_S = 5.0
 """Time that requests get to end once they are cancelled."""
+
+STANDARD_ERROR = 2
 
 _POLL_S = 0.05
 
@@ -45,7 +48,10 @@ def serve(model: str, settings: ServeSettings, listener: socket.socket, loading:
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    return asyncio.run(_serve(Server(service), listener, loading))
+    with logging_to(STANDARD_ERROR, settings.log_format) as logger:
+        if settings.log_format != "off":
+            service.watches.add(RequestLog(logger))
+        return asyncio.run(_serve(Server(service), listener, loading))
 
 
 async def _serve(server: Server, listener: socket.socket, loading: Future[LLM]) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from paceline.errors import ParameterError
+
+LogFormat = Literal["json", "text", "off"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class ServeSettings:
     shutdown_s         time that running answers get after SIGTERM
     ping_s             silence after which a stream carries a comment, so that nothing on the way gives up on it
     max_stall_s        time without progress from which a server that has work is not ready
+    log_format         of the line that a request leaves on standard error: json, text, or off for none
     metrics_by_client  whether metrics have a label for the key's name
     coalesce_ms        least time between two chunks of one stream while many streams run; the first token never waits
     """
@@ -52,6 +56,7 @@ class ServeSettings:
     shutdown_s: float = 30.0
     ping_s: float = 10.0
     coalesce_ms: float = 0.0
+    log_format: LogFormat = "text"
     max_stall_s: float = 60.0
     metrics_by_client: bool = False
 
@@ -76,6 +81,8 @@ class ServeSettings:
         origins = self.allow_origins
         if not isinstance(origins, tuple) or not all(isinstance(origin, str) for origin in origins):
             raise ParameterError("allow_origins", origins, "a tuple of web origins such as https://example.org, or *")
+        if self.log_format not in get_args(LogFormat):
+            raise ParameterError("log_format", self.log_format, f"one of {', '.join(get_args(LogFormat))}")
         if self.max_prompt_tokens is not None:
             _check_integer("max_prompt_tokens", self.max_prompt_tokens, 1, 2**30)
         for name in ("header_s", "body_s", "shutdown_s", "ping_s", "coalesce_ms", "max_stall_s", "request_timeout_s"):

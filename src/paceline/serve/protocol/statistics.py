@@ -20,11 +20,11 @@ class Statistics(BaseModel):
     waiting: int = Field(description="requests without pages")
     kv_use: float = Field(description="pages that requests hold over all pages, 0 to 1")
     kv_cached: float = Field(description="pages that only the prefix cache holds over all pages, 0 to 1")
-    output_tokens_per_s: float | None = Field(
+    tokens_per_s: float | None = Field(
         description="tokens drawn for all requests a second, over the last few seconds; null at the first look"
     )
     window_s: float
-    hit_rate: float | None = Field(description="prompt tokens found in the prefix cache, 0 to 1, in the window")
+    prefix_hit_rate: float | None = Field(description="prompt tokens found in the prefix cache, 0 to 1, in the window")
     acceptance: float | None = Field(
         description="draft tokens accepted over those verified, 0 to 1, in the window; null without any"
     )
