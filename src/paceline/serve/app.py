@@ -22,6 +22,7 @@ from paceline.serve.connection import CROWDED
 from paceline.serve.endpoints import ENDPOINTS, Endpoint, openai_problem
 from paceline.serve.errors import INTERNAL_ERROR, HTTPError, Problem, drain_s, problem_of
 from paceline.serve.keys import Client
+from paceline.serve.openapi import openapi_endpoint
 from paceline.serve.service import Exchange, Service
 from paceline.serve.sse import EventResponse, event
 
@@ -36,7 +37,7 @@ _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 def build_app(service: Service, endpoints: Sequence[Endpoint] = ENDPOINTS) -> ASGIApp:
     """The application over a service."""
     paths: dict[str, dict[str, Endpoint]] = {}
-    for endpoint in endpoints:
+    for endpoint in (*endpoints, openapi_endpoint(endpoints, has_keys=not service.keys.is_open)):
         paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
     routes = [Route(path, _Path(service, path, methods)) for path, methods in paths.items()]
     app: ASGIApp = Router(routes, redirect_slashes=False, default=_Path(service, "", {}))

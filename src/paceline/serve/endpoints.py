@@ -50,6 +50,8 @@ class Endpoint:
     answer  what a 200 carries;  chunk  one event of it as a stream, None where it never streams
     is_open whether it needs no key
     problem what an error looks like here
+    media_type      of a 200 that is no JSON
+    other_statuses  that carry the same as a 200
     """
 
     method: Literal["GET", "POST"]
@@ -60,10 +62,12 @@ class Endpoint:
     chunk: type[BaseModel] | None = None
     is_open: bool = False
     problem: Callable[[Problem], DocumentAnswer] = openai_problem
+    media_type: str | None = None
+    other_statuses: tuple[int, ...] = ()
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("GET", "/", show_page, is_open=True),
+    Endpoint("GET", "/", show_page, is_open=True, media_type="text/html"),
     Endpoint("POST", "/v1/chat/completions", chat.create_chat_completion, ChatRequest, ChatResponse, ChatChunk),
     Endpoint(
         "POST",
@@ -98,9 +102,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         problem=tgi.tgi_problem,
     ),
     Endpoint("GET", "/info", tgi.info, answer=Info, problem=tgi.tgi_problem),
-    Endpoint("GET", "/metrics", metrics.metrics),
+    Endpoint("GET", "/metrics", metrics.metrics, media_type="text/plain"),
     Endpoint("GET", "/stats", statistics.statistics, answer=Statistics),
-    Endpoint("GET", "/health", tgi.health, is_open=True, problem=tgi.tgi_problem),
+    Endpoint("GET", "/health", tgi.health, is_open=True, problem=tgi.tgi_problem, other_statuses=(503,)),
     Endpoint("GET", "/health/live", health.live, answer=Health, is_open=True),
-    Endpoint("GET", "/health/ready", health.ready, answer=Readiness, is_open=True),
+    Endpoint("GET", "/health/ready", health.ready, answer=Readiness, is_open=True, other_statuses=(503,)),
 )

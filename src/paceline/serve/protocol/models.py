@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -31,3 +31,25 @@ class Readiness(BaseModel):
 
     status: Literal["ready", "loading", "stopping", "stalled"]
     progress_age_s: float | None
+
+
+class ErrorDetail(BaseModel):
+    """``param`` is the field that is wrong, where it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    """What is answered instead, and what the last event of a stream carries that could not be finished."""
+
+    error: ErrorDetail
+
+
+class OpenAPIDocument(BaseModel):
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
