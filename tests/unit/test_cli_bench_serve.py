@@ -171,6 +171,25 @@ def test_a_run_without_any_answer_is_a_failure_and_shows_it(capsys: pytest.Captu
     assert "4 × http_503: loading" in out
 
 
+def test_a_server_that_goes_away_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    answers: list[int] = []
+
+    async def leaving(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        answers.append(len(answers))
+        if len(answers) > 4:  # two probes, two requests
+            assert request.transport is not None
+            request.transport.abort()
+        return await counted_words(request, body)
+
+    with scripted_server(leaving) as server:
+        flags = ("--concurrency", "1", "--requests", "500", "--warmup", "0", "--max-tokens", "2")
+        assert bench(server.url, *flags) == 1
+    out = capsys.readouterr().out
+    assert "2 of 22 succeeded" in out
+    assert "20 × connection_lost" in out
+    assert "stopped early   the server has gone" in out
+
+
 def test_ctrl_c_shows_what_there_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "one"}\n')
@@ -206,6 +225,8 @@ def test_a_drawing_is_written(tmp_path: Path) -> None:
     [
         (("--concurrency", "1", "--plot", "x.png"), "plot"),
         (("--rate", "0"), "rate"),
+        (("--rate", "1", "--timeout", "0"), "timeout"),
+        (("--rate", "1", "--temperature", "nan"), "temperature"),
         (("--rate", "nan"), "rate"),
         (("--concurrency", "1", "--extra", "[1]"), "extra"),
         (("--concurrency", "1", "--warmup", "-1"), "warmup"),

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,7 @@ def add_workload(workloads: Any) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Measures, prints, draws; 1 where no request succeeded, 130 where the run was interrupted."""
+    """Measures, prints, draws; 1 where no request succeeded or the server went away, 130 after Ctrl-C."""
     if args.plot is not None and args.plot.suffix not in (".html", ".svg"):
         raise ParameterError("plot", str(args.plot), "a file that ends in .html or .svg")
     try:
@@ -76,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
         print("\n".join(summary(document, names=args.names)))
     if document["stopped"] == "interrupted":
         return 130
-    return 0 if document["requests"]["succeeded"] else 1
+    return 0 if document["requests"]["succeeded"] and document["stopped"] is None else 1
 
 
 def summary(document: Mapping[str, Any], *, names: str = "all") -> list[str]:
@@ -240,6 +241,8 @@ def _jobs(args: argparse.Namespace) -> tuple[list[Job] | None, dict[str, Any]]:
 
 
 def _fields(args: argparse.Namespace) -> dict[str, Any]:
+    if not 0 <= args.temperature < math.inf:
+        raise ParameterError("temperature", args.temperature, "a number from 0 on")
     fields: dict[str, Any] = {"temperature": args.temperature}
     if args.ignore_eos:
         fields["ignore_eos"] = True

@@ -50,6 +50,8 @@ class Endpoint:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ParameterError("url", self.url, "an address such as http://127.0.0.1:8000")
+        if not self.timeout_s > 0:
+            raise ParameterError("timeout", self.timeout_s, "a number of seconds above 0")
 
     @property
     def base(self) -> str:

@@ -81,7 +81,7 @@ def distribution_panel(title: str, values_s: Sequence[float]) -> Panel:
     chosen = np.unique(np.linspace(0, len(values) - 1, min(len(values), _MAX_POINTS)).astype(int))
     marks = [(float(np.percentile(values, at)), f"p{at}") for at in (50, 95, 99)]
     x, y = [float(values[0]), *values[chosen].tolist()], [0.0, *shares[chosen].tolist()]
-    return Panel(f"{title}: share of values up to", "ms", x, y, 1.0, marks, is_stepped=True)
+    return Panel(f"{title}, share up to x", "ms", x, y, 1.0, marks, is_stepped=True)
 
 
 def throughput_panel(answered: Sequence[Exchange], started_s: float, wall_s: float) -> Panel:
@@ -129,15 +129,11 @@ def _drawn(panel: Panel) -> str:
         f"H{point.split()[0]}V{point.split()[1]}" if panel.is_stepped else f"L{point}" for point in points[1:]
     )
     parts.append(f'<path class="curve" d="{path}"/>')
-    for at, (x, label) in enumerate(panel.marks):
-        # Labels one below the other: percentiles may lie close together.
-        left, y = x * x_scale, height - 44 + 15 * at
-        is_right = left > 0.7 * width
-        parts.append(f'<path class="mark" d="M{left:.1f} 0V{height}"/>')
-        parts.append(
-            f'<text class="{"end" if is_right else ""}" x="{left + (-5 if is_right else 5):.1f}" y="{y}">'
-            f"{label} {x:,.1f}</text>"
-        )
+    parts += [f'<path class="mark" d="M{x * x_scale:.1f} 0V{height}"/>' for x, _ in panel.marks]
+    if panel.marks:
+        # Above the panel and not beside the lines, which may lie close together.
+        shown = " · ".join(f"{label} {x:,.1f}" for x, label in panel.marks)
+        parts.append(f'<text class="faint end" x="{width}" y="-12">{shown}</text>')
     return "".join(parts)
 
 
