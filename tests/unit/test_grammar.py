@@ -84,6 +84,17 @@ REFUSED = {
     "a document elsewhere": Structure("json_schema", '{"$ref": "http://127.0.0.1:1/schema.json"}'),
     "a file": Structure("json_schema", '{"$ref": "file:///etc/passwd"}'),
     "options": Structure("json_schema", '{"x-guidance": {"lenient": true}, "not": {}}'),
+    "no number": Structure("json_schema", '{"const": NaN}'),
+    "too large a number": Structure("json_schema", '{"const": 1e400}'),
+    "half of a surrogate pair": Structure("json_schema", '{"const": "\\ud800"}'),
+    "half of one in an expression": Structure("regex", "\ud800"),
+    "a control character": Structure("json_schema", '{"const": "a\\u0000b"}'),
+    "one in a name": Structure("json_schema", '{"properties": {"\\u0001": {}}}'),
+    "one in a pattern": Structure("json_schema", '{"items": {"pattern": "a\\\\x07b"}}'),
+    "names that may come twice": Structure("json_schema", '{"minProperties": 2, "required": []}'),
+    "too deep for a schema": Structure("json_schema", '{"items":' * 300 + "{}" + "}" * 300),
+    "too many parts": Structure("json_schema", json.dumps({"anyOf": [{"const": i} for i in range(6000)]})),
+    "rules without end": Structure("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(6000))),
     "an expression": Structure("regex", "(a"),
     "look-ahead": Structure("regex", "(?=a)b"),
     "no choices": Structure("choice", "[]"),
@@ -105,6 +116,21 @@ def test_what_does_not_compile_is_refused_by_name(compiler: GrammarCompiler, nam
     assert error.value.field == "structure"
     assert error.value.value == REFUSED[name].kind
     assert error.value.allowed
+
+
+@pytest.mark.parametrize("rule", ["r", "R"])
+def test_a_grammar_as_deep_as_it_may_be_does_not_end_the_process(compiler: GrammarCompiler, rule: str) -> None:
+    """Each rule refers to the next one, and the compiler descends by recursion."""
+    count = grammar.MAX_PARTS - 10
+    rules = "".join(f'{rule}{number}: "b" {rule}{number + 1}\n' for number in range(count))
+    structure = Structure("grammar", f'start: {rule}0\n{rules}{rule}{count}: "a"')
+    assert compiler.compile(structure).matcher().num_allowed(list(b"bbba")) == 3
+
+
+def test_names_cannot_be_spelled_with_escapes(compiler: GrammarCompiler) -> None:
+    structure = Structure("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    assert accepts(compiler, structure, '{"a": 1, "b": "x"}')
+    assert not accepts(compiler, structure, '{"\\u0061": "x"}')
 
 
 def test_parameters_take_structures_only() -> None:

@@ -11,15 +11,20 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ParameterError, RequestError, UnsupportedError
 from paceline.params import Structure
+from paceline.sampling.json_schema import JSON_OPTIONS, parse_schema
 from paceline.sampling.rows import mask_width
+
+_T = TypeVar("_T")
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -33,22 +38,15 @@ MAX_LEXER_STATES = 50_000
 MAX_ROW_ITEMS = 20_000
 """Ways in which one byte may be read: an object takes four for each property that it may have."""
 
+MAX_PARTS = 5_000
+"""Rules and brackets of a grammar, brackets of a schema: so deep it may be, and llguidance descends by recursion."""
+
+STACK_BYTES = 128 << 20
+"""Of the thread that compiles: 8 kB for each of ``MAX_PARTS`` were measured. The usual 8 MB end with the process."""
+
 MAX_TOKEN_S = 0.2
 """Seconds of processor time that one token of one answer may take: nobody's answer goes on meanwhile. Most take 0.1 ms;
 an ambiguous grammar can grow to seconds within limits that a large schema needs."""
-
-JSON_BLANKS = r"[ ]|\n[ ]{0,24}"
-"""Between the parts of JSON: nothing, a blank, or a new line and its indentation. Small models never come back from
-blanks without end."""
-
-_JSON_OPTIONS: dict[str, object] = {
-    "lenient": False,
-    "coerce_one_of": False,
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_flexible": True,
-    "whitespace_pattern": JSON_BLANKS,
-}
 
 # Texts, expressions and comments of a Lark grammar: what a "<" inside of them is means nothing.
 _LARK_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
@@ -161,7 +159,7 @@ class GrammarCompiler:
                 self._compiled.move_to_end(structure)
                 return found
             tokenizer = self._ll_tokenizer = self._ll_tokenizer or self._make_tokenizer()
-        compiled = CompiledGrammar(_compile(structure, tokenizer), self._vocab_size)
+        compiled = CompiledGrammar(_with_deep_stack(partial(_compile, structure, tokenizer)), self._vocab_size)
         with self._lock:
             self._compiled[structure] = compiled
             while len(self._compiled) > MAX_COMPILED:
@@ -207,9 +205,35 @@ def _llguidance() -> Any:
     return llguidance
 
 
+_stack_lock = threading.Lock()
+
+
+def _with_deep_stack(work: Callable[[], _T]) -> _T:
+    """What ``work`` returns or raises, from a thread with ``STACK_BYTES``."""
+    outcome: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    with _stack_lock:  # the size is one for all threads that begin
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="paceline-grammar", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    return outcome.result()
+
+
 def _compile(structure: Structure, tokenizer: LLTokenizer) -> LLMatcher:
     llguidance = _llguidance()
-    grammar = _grammar(structure, llguidance.LLMatcher)
+    try:
+        grammar = _grammar(structure, llguidance.LLMatcher)
+    except (ValueError, RecursionError) as error:  # no schema, half of a surrogate pair, too deep
+        raise _refusal(structure, str(error)) from None
     limits = llguidance.LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES, max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False
     )
@@ -227,9 +251,11 @@ def _grammar(structure: Structure, matcher: Any) -> str:
     """The structure in llguidance's own terms."""
     grammar: str
     if structure.kind == "json_object":
-        grammar = matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS)
+        grammar = matcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS)
     elif structure.kind == "json_schema":
-        grammar = matcher.grammar_from_json_schema(json.dumps(_schema(structure)), overrides=_JSON_OPTIONS)
+        _check_parts(structure, "[{")
+        schema = json.dumps(parse_schema(structure.source), allow_nan=False)
+        grammar = matcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     elif structure.kind == "regex":
         grammar = matcher.grammar_from_regex(structure.source)
     elif structure.kind == "choice":
@@ -237,22 +263,15 @@ def _grammar(structure: Structure, matcher: Any) -> str:
     else:
         if "<" in _LARK_LITERAL.sub("", structure.source):
             raise _refusal(structure, "special tokens cannot be part of an answer's text")
+        _check_parts(structure, ":([{")
         grammar = matcher.grammar_from_lark(structure.source)
     return grammar
 
 
-def _schema(structure: Structure) -> dict[str, Any]:
-    try:
-        schema = json.loads(structure.source)
-    except (ValueError, RecursionError) as error:
-        raise _refusal(structure, f"the schema is no JSON: {error}") from None
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise _refusal(structure, "a schema that allows something, as an object")
-    if "x-guidance" in schema:
-        raise _refusal(structure, "x-guidance changes what JSON is: leave it out")
-    return schema
+def _check_parts(structure: Structure, brackets: str) -> None:
+    count = sum(map(structure.source.count, brackets))
+    if count > MAX_PARTS:
+        raise _refusal(structure, f"at most {MAX_PARTS} parts ({' '.join(brackets)}), and it has {count}")
 
 
 def _texts(structure: Structure) -> list[str]:
