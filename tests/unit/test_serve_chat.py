@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
-from byte_llm import byte_llm
+from byte_llm import VOCAB, PlainTemplate, byte_llm
+from fake_executor import FakeExecutor, FakeTokenizer, tiny_model
 from served import MODEL, events_of, served
 
 from paceline.config import EngineConfig
@@ -17,7 +17,8 @@ from paceline.engine.outputs import Completion, Delta, FinishReason
 from paceline.errors import RequestError
 from paceline.llm import LLM
 from paceline.serve.chat_choice import ChatChoice
-from paceline.serve.chat_stream import ChatEvents, ChunkWriter
+from paceline.serve.chat_stream import ChunkWriter, chat_events
+from paceline.serve.errors import HTTPError
 from paceline.serve.protocol.chat import ChatChunk, ChatResponse
 from paceline.serve.settings import ServeSettings
 from paceline.serve.sse import DONE, PING
@@ -388,74 +389,68 @@ def test_with_tools_what_was_drafted_is_told_of_calls_too() -> None:
     assert "".join(drafted) == CALL
 
 
-class FailingStream:
-    """An answer of which some text comes, and then what ends it."""
+class ScriptedStream:
+    """An answer of which some deltas come, or nothing for a while (None)."""
 
-    def __init__(self, *events: Delta | Exception) -> None:
-        self._events = list(events)
-        self.is_closed = False
+    def __init__(self, *script: Delta | None) -> None:
+        self._script = list(script)
 
     @property
     def is_open(self) -> bool:
-        return bool(self._events)
+        return bool(self._script)
 
     async def next(self, timeout_s: float | None = None) -> list[Delta]:
-        event = self._events.pop(0)
-        if isinstance(event, Exception):
-            raise event
-        return [event] if event.token_ids else []
-
-    def close(self) -> None:
-        self.is_closed = True
+        delta = self._script.pop(0)
+        return [] if delta is None else [delta]
 
 
-def completion(reason: FinishReason, error: Exception | None = None) -> Completion:
-    return Completion("ab", [1, 2], reason, 1, error=error)
+def ended(reason: FinishReason, error: Exception | None = None) -> Delta:
+    return Delta("", [1], reason, completion=Completion("a", [1], reason, 1, error=error))
 
 
-async def collected(stream: FailingStream) -> list[bytes]:
-    """The events from the first on."""
+def events(*script: Delta | None) -> tuple[list[bytes], Exception | None]:
+    """What is sent, and what is raised then."""
     writer = ChunkWriter({"id": "x"}, [ChatChoice(None, has_logprobs=False)], None)
-    events = ChatEvents(stream, writer, 1.0)  # type: ignore[arg-type]
-    await events.begin()
-    found = [data async for data in events]
-    await events.aclose()
-    assert stream.is_closed
-    return found
+    found: list[bytes] = []
+
+    async def collecting() -> None:
+        async for data in chat_events(ScriptedStream(*script), writer, 1.0):  # type: ignore[arg-type]
+            found.append(data)
+
+    try:
+        asyncio.run(collecting())
+    except Exception as error:
+        return found, error
+    return found, None
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        Delta("", [1], "error", completion=completion("error", RequestError("it broke"))),
-        Delta("", [1], "abort", completion=completion("abort")),
-        RequestError("it broke"),
-    ],
-)
-def test_a_failure_behind_the_beginning_is_an_error_event_and_no_end(end: Delta | Exception) -> None:
-    first, last = asyncio.run(collected(FailingStream(Delta("a", [1]), end)))
-    assert b'"content":"a"' in first
-    name, data = last.decode().split("\n", 1)
-    assert name == "event: error"
-    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "server_error"
-
-
-def test_a_failure_before_the_beginning_is_raised() -> None:
-    failed = Delta("", [1], "error", completion=completion("error", RequestError("it broke")))
-    with pytest.raises(RequestError, match="it broke"):
-        asyncio.run(collected(FailingStream(failed)))
+@pytest.mark.parametrize("end", [ended("error", RequestError("it broke")), ended("abort")])
+def test_an_answer_that_failed_has_no_end(end: Delta) -> None:
+    found, error = events(Delta("a", [1]), end)
+    assert isinstance(error, RequestError if end.finish_reason == "error" else HTTPError)
+    assert len(found) == 1
+    assert b'"content":"a"' in found[0]
 
 
 def test_silence_is_filled_with_comments() -> None:
-    silence = Delta("", [])
-    end = Delta("b", [2], "stop", completion=completion("stop"))
-    found = asyncio.run(collected(FailingStream(silence, Delta("a", [1]), silence, end)))
+    found, error = events(None, Delta("a", [1]), None, ended("stop"))
+    assert error is None
     assert found[0] == found[2] == PING
     assert found[-1].endswith(DONE)
 
 
-def test_a_stream_that_nobody_began_to_read_is_closed_as_well() -> None:
-    stream = FailingStream(Delta("a", [1]), Delta("b", [2]))
-    writer = ChunkWriter({"id": "x"}, [ChatChoice(None, has_logprobs=False)], None)
-    asyncio.run(ChatEvents(stream, writer, 1.0).aclose())  # type: ignore[arg-type]
-    assert stream.is_closed
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_fails_at_once_has_a_status(stream: bool) -> None:
+    executor = FakeExecutor(model=tiny_model(VOCAB, 4096), num_pages=256, fail_when=ord("!"))
+    table = [bytes([byte]) for byte in range(256)] + [b""]
+    llm = LLM.from_parts(executor, FakeTokenizer(VOCAB, table=table), chat_template=PlainTemplate())
+    response = ask(llm=llm, messages=[{"role": "user", "content": "!"}], stream=stream)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+
+
+def test_tools_and_a_structure_exclude_each_other() -> None:
+    error = refusal(tools=[WEATHER], response_format={"type": "json_object"})
+    assert error["param"] == "tools"
+    document = answer(tools=[WEATHER], tool_choice="none", response_format={"type": "json_object"}, max_tokens=1)
+    assert document["choices"][0]["message"]["content"] == "{"

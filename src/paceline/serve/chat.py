@@ -15,8 +15,9 @@ from paceline.errors import ParameterError
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_disconnected
 from paceline.serve.chat_choice import ChatChoice, message_document
-from paceline.serve.chat_stream import ChatEvents, ChunkWriter
+from paceline.serve.chat_stream import ChunkWriter, chat_events
 from paceline.serve.conversation import read_conversation
+from paceline.serve.events import AnswerEvents
 from paceline.serve.limits import check_limits
 from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.chat import ChatRequest
@@ -48,15 +49,13 @@ async def create_chat_completion(service: Service, exchange: Exchange, http: Req
         "system_fingerprint": FINGERPRINT,
     }
     choices = [ChatChoice(toolbox, has_logprobs=params.logprobs is not None) for _ in range(params.n)]
+    if body.stream:
+        writer = ChunkWriter(head, choices, body.stream_options)
+        return EventAnswer(AnswerEvents(chat_events(stream, writer, service.settings.ping_s), [stream]))
     try:
-        if body.stream:
-            events = ChatEvents(stream, ChunkWriter(head, choices, body.stream_options), service.settings.ping_s)
-            await until_disconnected(http, events.begin())
-            return EventAnswer(events)
         completions = await until_disconnected(http, stream.completions())
-    except BaseException:
+    finally:
         stream.close()
-        raise
     check_outcomes(completions)
     return DocumentAnswer(_document(head, choices, completions))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from paceline.engine.outputs import Completion, Delta
-from paceline.errors import PacelineError
 from paceline.serve.bridge import AnswerStream
 from paceline.serve.chat_choice import ChatChoice, call_document
-from paceline.serve.errors import HTTPError, problem_of
-from paceline.serve.outcomes import failure_of
+from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.base import StreamOptions
 from paceline.serve.sse import DONE, PING, event
 from paceline.serve.tools.calls import Arguments, CallStart, Piece
@@ -70,51 +68,16 @@ class ChunkWriter:
         return extras if drafted is None else f'{extras},"drafted":{_json(drafted)}'
 
 
-class ChatEvents(AsyncIterator[bytes]):
-    """The events of a stream. An answer that cannot be finished ends in an ``error`` event, and without ``[DONE]``.
+async def chat_events(stream: AnswerStream, writer: ChunkWriter, ping_s: float) -> AsyncGenerator[bytes, None]:
+    """The events of a stream. What comes at once is one piece: the socket is written to once.
 
-    ``aclose`` ends the work, however far it came.
+    Raises what an answer failed of; there is no end mark then.
     """
-
-    def __init__(self, stream: AnswerStream, writer: ChunkWriter, ping_s: float) -> None:
-        self._stream = stream
-        self._writer = writer
-        self._ping_s = ping_s
-        self._first: bytes | None = None
-        self._has_ended = False
-
-    async def begin(self) -> None:
-        """Waits for the first event, until which a failure is raised and can be an answer of its own."""
-        self._first = self._written(await self._stream.next(self._ping_s))
-
-    async def __anext__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        if self._has_ended:
-            raise StopAsyncIteration
-        try:
-            return self._written(await self._stream.next(self._ping_s))
-        except (PacelineError, HTTPError) as error:
-            self._has_ended = True
-            return event(problem_of(error).document(), "error")
-
-    def _written(self, deltas: Sequence[Delta]) -> bytes:
-        """The events of some deltas, in one piece: the socket is written to once. Raises what an answer failed of."""
-        for delta in deltas:
-            failure = failure_of(delta.completion) if delta.completion is not None else None
-            if failure is not None:
-                raise failure
-        data = "".join(map(self._writer.chunks, deltas)).encode() if deltas else PING
-        if self._stream.is_open:
-            return data
-        self._has_ended = True
-        return data + self._writer.end()
-
-    async def aclose(self) -> None:
-        """Aborts what still runs. May be called again."""
-        self._has_ended = True
-        self._stream.close()
+    while stream.is_open:
+        deltas = await stream.next(ping_s)
+        check_outcomes(delta.completion for delta in deltas if delta.completion is not None)
+        data = "".join(map(writer.chunks, deltas)).encode() if deltas else PING
+        yield data if stream.is_open else data + writer.end()
 
 
 def _delta(piece: Piece) -> str:
