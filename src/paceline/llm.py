@@ -20,6 +20,7 @@ from paceline.engine.engine import Engine, Update
 from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.engine.outputs import Completion, Delta
 from paceline.engine.parts import EngineParts
+from paceline.engine.pooling import EMBEDDING_PARAMS, Embedding, embedding_of
 from paceline.engine.prompts import Prompt, answers_of, is_list_like, is_single
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.runner import EngineRunner, Sink
@@ -289,6 +290,24 @@ class LLM:
         requests = self._requests(prompt, params or SamplingParams(), cache_domain, streaming=True)
         return DeltaStream(self._runner, requests, owner=self)
 
+    def embed(self, prompts: Sequence[Prompt], *, cache_domain: str = "", normalize: bool = False) -> list[Embedding]:
+        """The mean-pooled hidden states of each prompt (``MeanPool``), of length 1 where ``normalize`` says so.
+
+        They depend on the prompt alone, not on the batch. Raises the error of a prompt that failed."""
+        if not is_list_like(prompts) or is_single(prompts):
+            raise ParameterError("prompts", prompts, "a list of prompts: texts, or lists of token ids")
+        requests = [self._requests(prompt, EMBEDDING_PARAMS, cache_domain, embed=True)[0] for prompt in prompts]
+        done = threading.Event()
+        gathering = Gathering(requests, done.set)
+        if requests:
+            try:
+                self._runner.submit(requests, gathering)
+                done.wait()
+            except BaseException:  # KeyboardInterrupt
+                self._runner.abort(requests)
+                raise
+        return [embedding_of(completion, normalize=normalize) for completion in gathering.completions()]
+
     @overload
     def chat(
         self,
@@ -419,13 +438,15 @@ class LLM:
         cache_domain: str = "",
         share: str = "",
         streaming: bool = True,
+        embed: bool = False,
     ) -> Submission:
         """Asks without waiting: ``sink`` gets each update, in the engine's thread, until each of the ``params.n``
         answers has had one with a completion. For servers; may be called from any thread.
 
-        Requests of a ``share`` take turns with those of others, however many wait in it."""
+        Requests of a ``share`` take turns with those of others, however many wait in it. With ``embed``, and
+        ``EMBEDDING_PARAMS``, the completion is ``pooled``."""
         self._runner.check_room(share, params.n)  # before anything is spent on it
-        requests = self._requests(prompt, params, cache_domain, share=share, streaming=streaming)
+        requests = self._requests(prompt, params, cache_domain, share=share, streaming=streaming, embed=embed)
         self._runner.submit(requests, sink)
         return Submission(self._runner, requests)
 
@@ -512,7 +533,14 @@ class LLM:
     # Requests
 
     def _requests(
-        self, prompt: Prompt, params: SamplingParams, cache_domain: str, *, share: str = "", streaming: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        cache_domain: str,
+        *,
+        share: str = "",
+        streaming: bool = False,
+        embed: bool = False,
     ) -> list[Request]:
         """The ``params.n`` requests of one prompt; their draws share a seed and differ by choice."""
         if not isinstance(params, SamplingParams):
@@ -523,7 +551,13 @@ class LLM:
         if not isinstance(cache_domain, str):
             raise ParameterError("cache_domain", cache_domain, "text")
         make = partial(
-            self._engine.make_request, tokens, params, streaming=streaming, cache_domain=cache_domain, share=share
+            self._engine.make_request,
+            tokens,
+            params,
+            streaming=streaming,
+            cache_domain=cache_domain,
+            share=share,
+            embed=embed,
         )
         first = make()
         seed = params.seed if params.seed is not None else mix_seed(self.config.seed, first.request_id)

@@ -15,6 +15,7 @@ from paceline.engine.detokenize import TextPieces, TokenBytes, TokenText
 from paceline.engine.outputs import Completion, Delta, FinishReason
 from paceline.engine.pace import ChunkPacer
 from paceline.engine.plan import PlanBuilder
+from paceline.engine.pooling import MeanPool
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.engine.stats import EngineStats
@@ -132,11 +133,13 @@ class Engine:
         seed: int | None = None,
         cache_domain: str = "",
         share: str = "",
+        embed: bool = False,
     ) -> Request:
         """A request for one answer to ``prompt``, not yet queued.
 
         ``seed`` overrides that of ``params`` (choices of one prompt share it); the draws also depend on ``choice``.
         Cached prefixes are shared with requests of the same ``cache_domain`` only. Turns go by ``share``.
+        With ``embed`` its completion has the mean of the prompt's hidden states, all of which are computed.
         Raises ``ParameterError`` for ids outside the vocabulary, an empty prompt, or a structure that does not compile
         (which takes some milliseconds the first time); ``ContextLengthError`` and ``KVCapacityError`` for a prompt that
         can never run.
@@ -172,6 +175,7 @@ class Engine:
             streaming=streaming,
             domain=domain_key(cache_domain),
             share=share,
+            pool=MeanPool() if embed else None,
             submitted_s=self._clock(),
             constraint=constraint,
         )
@@ -293,7 +297,9 @@ class Engine:
         updates: list[Update] = []
         step = StepOutputs(plan, result, now_s)
         speculator = self._speculator
-        hidden = self.executor.hidden() if speculator is not None and speculator.observes_hidden else None
+        observes_hidden = speculator is not None and speculator.observes_hidden
+        is_pooled = any(request.pool is not None for request in schedule.requests)
+        hidden = self.executor.hidden() if observes_hidden or is_pooled else None
         observed: list[HiddenRows] = []
         row = output = 0
         for request in schedule.requests:
@@ -301,6 +307,8 @@ class Engine:
             output += request.num_outputs
             row += request.num_scheduled
             position, num_before = request.num_computed, len(request.tokens)
+            if request.pool is not None and hidden is not None:
+                request.pool.add(position, hidden[first_row:row])
             try:
                 reason = self._committer.commit(request, step, first, output)
             except Exception as error:  # a tokenizer that fails on one token must not stop the other requests
@@ -311,7 +319,7 @@ class Engine:
             if speculator is not None:
                 new = request.tokens[num_before:]
                 speculator.observe(request, request.draft, new)
-                if hidden is not None and reason is None:
+                if observes_hidden and hidden is not None and reason is None:
                     observed.append(HiddenRows.kept(request, position, hidden[first_row:row], request.draft, new))
             request.draft = None
             request.forks.clear()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.engine.detokenize import TextPieces
 from paceline.speculate.counts import SpeculationCounts
@@ -83,6 +86,7 @@ class Completion:
     ``token_ids`` are all tokens drawn, the one that ended the answer included; ``text`` is without it and without the
     stop string. ``error`` is set exactly when ``finish_reason`` is "error". ``choices`` holds all answers when n > 1;
     the fields are the first one's. ``speculation`` tells what became of its drafts, None where nobody drafts.
+    ``pooled`` is the mean of the prompt's hidden states where an embedding was asked for.
     """
 
     text: str
@@ -97,6 +101,7 @@ class Completion:
     num_cached_tokens: int = 0
     num_wasted_tokens: int = 0
     speculation: SpeculationCounts | None = None
+    pooled: NDArray[np.float32] | None = field(default=None, compare=False)
 
     @property
     def num_completion_tokens(self) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.engine.detokenize import Detokenizer
 from paceline.engine.outputs import Completion, FinishReason, Timing, TokenLogprob
+from paceline.engine.pooling import MeanPool
 from paceline.kv.manager import Fork, token_key
 from paceline.kv.radix import TOKEN_BYTES
 from paceline.params import SamplingParams
@@ -118,6 +119,7 @@ class Request:
     num_scheduled  rows of the step under way;  num_outputs  of them whose logits are wanted
     domain         whose cached prefixes it may use
     share          who it belongs to, as far as turns are concerned
+    pool           takes in the hidden states of all its prompt, None where no embedding is wanted
     num_cached     of its prompt, what it found in the cache when it first ran
     num_lost       computed when it was preempted;  num_wasted  of these, what had to be computed again
     num_passed     requests that were admitted before it though they came later
@@ -156,6 +158,7 @@ class Request:
         "num_streamed",
         "num_wasted",
         "params",
+        "pool",
         "prompt_logprobs",
         "record",
         "request_id",
@@ -183,6 +186,7 @@ class Request:
         streaming: bool = False,
         domain: bytes = b"",
         share: str = "",
+        pool: MeanPool | None = None,
         submitted_s: float = 0.0,
         constraint: Constraint | None = None,
     ) -> None:
@@ -195,6 +199,7 @@ class Request:
         self.num_computed = 0
         self.domain = domain
         self.share = share
+        self.pool = pool
         self.num_cached = self.num_lost = self.num_wasted = 0
         self.num_passed = self.num_preemptions = 0
         self._key = b""
@@ -290,6 +295,11 @@ class Request:
             return len(self.prompt_logprobs) - 1
         return len(self.tokens) - 1
 
+    @property
+    def num_reusable(self) -> int:
+        """Tokens, from the first on, that need not be computed where the cache has them."""
+        return self.next_output_row if self.pool is None else 0
+
     def schedule(self, budget: int, outputs: int) -> int:
         """Sets the rows and outputs of the next step within the given bounds; returns the rows."""
         gap = len(self.tokens) - self.num_computed
@@ -323,4 +333,5 @@ class Request:
             timing=timing,
             error=self.error,
             speculation=self.speculation,
+            pooled=self.pool.mean() if self.pool is not None and self.finish_reason == "length" else None,
         )

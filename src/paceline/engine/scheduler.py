@@ -206,7 +206,7 @@ class Scheduler:
             opened = self.kv.open(
                 request.domain,
                 request.key,
-                limit=request.next_output_row,
+                limit=request.num_reusable,
                 reserve=len(self.running),
                 max_loads=max_loads,
             )

@@ -55,11 +55,24 @@ class AnswerStream:
         self._num_open = 0
 
     def start(
-        self, llm: LLM, prompt: Sequence[int], params: SamplingParams, *, client: Client, streaming: bool
+        self,
+        llm: LLM,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        client: Client,
+        streaming: bool,
+        embed: bool = False,
     ) -> None:
         """Asks for a client. Raises what ``LLM.submit`` raises."""
         self._submission = llm.submit(
-            prompt, params, self._feed, cache_domain=client.cache_domain, share=client.name, streaming=streaming
+            prompt,
+            params,
+            self._feed,
+            cache_domain=client.cache_domain,
+            share=client.name,
+            streaming=streaming,
+            embed=embed,
         )
         self._num_open = params.n
 

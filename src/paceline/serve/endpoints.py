@@ -9,12 +9,13 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from paceline.serve import chat, completions, health, metrics, models, statistics, tgi, tokens
+from paceline.serve import chat, completions, embeddings, health, metrics, models, statistics, tgi, tokens
 from paceline.serve.answers import Answer, DocumentAnswer
 from paceline.serve.errors import Problem
 from paceline.serve.page.handler import show_page
 from paceline.serve.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from paceline.serve.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from paceline.serve.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from paceline.serve.protocol.models import Health, ModelCard, ModelList, Readiness
 from paceline.serve.protocol.statistics import Statistics
 from paceline.serve.protocol.tgi import (
@@ -77,6 +78,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         CompletionResponse,
         CompletionChunk,
     ),
+    Endpoint("POST", "/v1/embeddings", embeddings.create_embeddings, EmbeddingRequest, EmbeddingResponse),
     Endpoint("GET", "/v1/models", models.list_models, answer=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", models.retrieve_model, answer=ModelCard),
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),

@@ -106,9 +106,15 @@ class Service:
         return await asyncio.to_thread(encode, text, add_special_tokens)
 
     async def ask(
-        self, exchange: Exchange, prompt: Sequence[int], params: SamplingParams, *, streaming: bool
+        self,
+        exchange: Exchange,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        streaming: bool,
+        embed: bool = False,
     ) -> AnswerStream:
-        """Starts the answers to a prompt; the caller closes the stream."""
+        """Starts the answers to a prompt (or its embedding); the caller closes the stream."""
         limit = self.settings.max_prompt_tokens
         if limit is not None and len(prompt) > limit:
             raise HTTPError(
@@ -121,6 +127,6 @@ class Service:
         if params.structure is not None:  # it is compiled then, and asking takes microseconds
             await asyncio.to_thread(llm.prepare_structure, params.structure)
         stream = AnswerStream(self._bridge, exchange.heard)
-        stream.start(llm, prompt, params, client=exchange.client, streaming=streaming)
+        stream.start(llm, prompt, params, client=exchange.client, streaming=streaming, embed=embed)
         exchange.asked(len(prompt), params.n, streaming=streaming)
         return stream

@@ -29,7 +29,7 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     """``progress_age_s``: since the engine got on while it had work, 0 without; null while the model loads."""
 
-    status: Literal["ready", "loading", "stopping", "stalled"]
+    status: Literal["ready", "loading", "stopping", "broken", "stalled"]
     progress_age_s: float | None
 
 
