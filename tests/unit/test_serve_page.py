@@ -117,3 +117,11 @@ def test_every_text_is_used() -> None:
     composed |= {f"{key}Hint" for key in ("speed", "ttft", "cached", "accepted")} | {"chartQueueValue"}
     unused = {key for key in texts("en") if not re.search(rf"\b{key}\b", code)} - composed
     assert unused == set()
+
+
+def test_every_icon_exists() -> None:
+    html = page_document().html
+    drawn = set(re.findall(r'id="icon-(\w+)"', html))
+    used = set(re.findall(r'href="#icon-(\w+)"', html)) | set(re.findall(r'iconButton\("(\w+)"', html))
+    assert used <= drawn
+    assert drawn <= used | {"copy", "retry", "edit", "delete"}

@@ -68,11 +68,15 @@ const END_OF = {
   quote: runWhile((textAt, end) => QUOTE.test(textAt(end))),
   table: runWhile((textAt, end) => textAt(end).includes("|")),
   paragraph: runWhile((textAt, end) => textAt(end).trim() && kindAt(textAt(end), textAt(end + 1)) === "paragraph"),
-  list: runWhile((textAt, end) => {
-    const text = textAt(end);
-    if (!text.trim()) return isMoreOfList(textAt(end + 1));
-    return isMoreOfList(text) || (kindAt(text, "") === "paragraph" && textAt(end - 1).trim());
-  }),
+  list(textAt, index, count) {
+    const isMore = (text) => isMoreOfList(text, textAt(index));
+    const goesOn = runWhile((_, end) => {
+      const text = textAt(end);
+      if (!text.trim()) return isMore(textAt(end + 1));
+      return isMore(text) || (kindAt(text, "") === "paragraph" && textAt(end - 1).trim());
+    });
+    return goesOn(textAt, index, count);
+  },
   code(textAt, index, count) {
     const [, , fence] = FENCE.exec(textAt(index));
     let end = index + 1;
@@ -81,9 +85,16 @@ const END_OF = {
   },
 };
 
-function isMoreOfList(text) {
+/** Whether a line belongs to a list that began with another line: an item of its kind, or something further in. */
+function isMoreOfList(text, first) {
   const kind = kindAt(text, "");
-  return kind === "list" || (kind === "paragraph" && /^\s+\S/.test(text));
+  if (kind === "paragraph") return /^\s+\S/.test(text);
+  const [, indent, mark] = ITEM.exec(first);
+  return kind === "list" && (isNumber(mark) === isNumber(ITEM.exec(text)[2]) || ITEM.exec(text)[1].length > indent.length);
+}
+
+function isNumber(mark) {
+  return /\d/.test(mark);
 }
 
 function isClosing(text, fence) {
@@ -96,6 +107,7 @@ class MarkdownPainter {
   constructor(source, write) {
     this.source = source;
     this.write = write;
+    this.quotes = 0;
   }
 
   /** The element of a block. */
@@ -126,7 +138,10 @@ class MarkdownPainter {
       return { start: start + prefix.length, end };
     });
     const element = make("blockquote");
-    element.append(...blocksOf(this.source, inner).map((block) => this.paint(block)));
+    this.quotes += 1;
+    if (this.quotes > DEEPEST) this.flow(element, inner);
+    else element.append(...blocksOf(this.source, inner).map((block) => this.paint(block)));
+    this.quotes -= 1;
     return element;
   }
 
@@ -301,7 +316,7 @@ function itemsOf(source, lines) {
     const found = ITEM.exec(text);
     if (!found && text.trim()) items.at(-1).lines.push({ start, end });
     if (!found) continue;
-    const number = /\d/.test(found[2]) ? parseInt(found[2], 10) : null;
+    const number = isNumber(found[2]) ? parseInt(found[2], 10) : null;
     items.push({ indent: found[1].length, number, lines: [{ start: start + found[0].length, end }] });
   }
   return items;

@@ -3,6 +3,7 @@
 
 /** Appends text between two offsets of a message, drafted stretches in elements of their own. */
 function writeText(message, parent, start, end) {
+  if (start >= end) return;
   const ranges = message.drafted ?? [];
   let at = start;
   for (let index = firstAfter(ranges, start); index < ranges.length && ranges[index] < end; index += 2) {
@@ -37,12 +38,15 @@ function grow(message, text, isDrafted) {
   message.drafted.push(message.text.length);
 }
 
-/** Markdown that grows at its end: finished blocks are drawn once, the last one again when it has changed. */
+/**
+ * Markdown that grows at its end. Blocks that no later text can change are drawn once; those of the last two lines, by
+ * which the next ones may still turn into something else, again with each call.
+ */
 class GrowingMarkdown {
   #element;
   #message;
   #from = 0;
-  #last = null;
+  #loose = [];
   #written = 0;
 
   constructor(element, message) {
@@ -56,14 +60,15 @@ class GrowingMarkdown {
     const blocks = blocksOf(text, linesOf(text, this.#from));
     if (!blocks.length) return;
     const painter = new MarkdownPainter(text, (...range) => writeText(this.#message, ...range));
-    if (this.#growCode(text, blocks[0])) blocks.shift();
-    else this.#last?.remove();
-    for (const block of blocks) {
-      this.#last = painter.paint(block);
-      this.#from = block.start;
-      this.#written = block.kind === "code" ? codeRange(text, block).end : 0;
-      this.#element.append(this.#last);
-    }
+    const grown = this.#growCode(text, blocks[0]) ? this.#loose.slice(0, 1) : [];
+    for (const element of this.#loose.slice(grown.length)) element.remove();
+    const drawn = blocks.slice(grown.length).map((block) => painter.paint(block));
+    this.#element.append(...drawn);
+    const lastLines = text.lastIndexOf("\n", text.lastIndexOf("\n") - 1);
+    const settled = Math.max(0, blocks.findLastIndex(({ start }) => start <= lastLines));
+    this.#loose = [...grown, ...drawn].slice(settled);
+    this.#from = blocks[settled].start;
+    this.#written = blocks[settled].kind === "code" ? codeRange(text, blocks[settled]).end : 0;
   }
 
   /** A long code block is only added to. False where that is not enough. */
@@ -71,8 +76,7 @@ class GrowingMarkdown {
     const isSame = this.#written > 0 && block.kind === "code" && block.start === this.#from;
     const { lines, end } = isSame ? codeRange(text, block) : { lines: [], end: 0 };
     if (!lines.length || end < this.#written || lines[0].start > this.#written || /^\s/.test(block.first)) return false;
-    writeText(this.#message, this.#last.querySelector("code"), this.#written, end);
-    this.#written = end;
+    writeText(this.#message, this.#loose[0].querySelector("code"), this.#written, end);
     return true;
   }
 }
@@ -121,7 +125,7 @@ class MessageView {
   finish(actions) {
     this.element.removeAttribute("aria-busy");
     const buttons = Object.entries(actions).map(([name, run]) => {
-      const button = iconButton(name, name, () => run(button));
+      const button = iconButton(name === "answerThis" ? "retry" : name, name, () => run(button));
       return button;
     });
     this.foot.replaceChildren(figuresOf(this.message), make("div", { className: "actions" }, ...buttons));
