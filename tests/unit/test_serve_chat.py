@@ -454,3 +454,14 @@ def test_tools_and_a_structure_exclude_each_other() -> None:
     assert error["param"] == "tools"
     document = answer(tools=[WEATHER], tool_choice="none", response_format={"type": "json_object"}, max_tokens=1)
     assert document["choices"][0]["message"]["content"] == "{"
+
+
+def test_null_is_no_stream() -> None:
+    assert answer("x\0", stream=None)["object"] == "chat.completion"
+
+
+def test_the_error_of_a_schema_says_what_is_wrong_with_it_and_nothing_of_grammars() -> None:
+    wrong = {"name": "f", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
+    error = refusal(tools=[{"type": "function", "function": wrong}], tool_choice="required")
+    assert "uniqueItems" in error["message"]
+    assert "\n" not in error["message"]

@@ -37,9 +37,10 @@ def test_text_between_calls_keeps_its_blanks_before_it() -> None:
     assert hermes(HERMES_TEXTS[6]) == [Text("a"), *call(0, "clock"), Text(" b"), *call(1, "clock")]
 
 
-def test_the_end_mark_may_be_missing() -> None:
+def test_the_end_mark_may_be_missing_or_cut_off() -> None:
     assert hermes('<tool_call>{"name": "clock", "arguments": {}}') == call(0, "clock")
-    assert hermes(HERMES_TEXTS[7]) == [*call(0, "clock"), Text("</tool_ca")]
+    assert hermes(HERMES_TEXTS[7]) == call(0, "clock")
+    assert hermes(HERMES_TEXTS[7] + "n") == [*call(0, "clock"), Text("</tool_can")]
 
 
 @pytest.mark.parametrize("text", [*HERMES_TEXTS[:3], *HERMES_TEXTS[8:17]])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from textwrap import shorten
 from typing import Any
 
 from starlette.requests import Request
@@ -25,6 +27,9 @@ from paceline.serve.service import Exchange, Service
 from paceline.serve.tools.toolbox import Toolbox
 from paceline.serve.usage import timings_document, usage_document
 
+_POSITION = re.compile(r"^at \d+\(\d+\): ")
+"""Where in a grammar of ours a schema of the client's stands: nothing to tell."""
+
 FINGERPRINT = f"paceline-{__version__}"
 
 
@@ -40,7 +45,8 @@ async def create_chat_completion(service: Service, exchange: Exchange, http: Req
     except ParameterError as error:
         if toolbox is None or error.field != "structure":
             raise
-        raise ParameterError("tools", [tool.name for tool in toolbox.functions], error.allowed) from error
+        names = shorten(", ".join(toolbox.names), 80, placeholder=" ...")
+        raise ParameterError("tools", names, _POSITION.sub("", error.allowed).partition("\n")[0]) from error
     head = {
         "id": f"chatcmpl-{exchange.request_id}",
         "object": "chat.completion.chunk" if body.stream else "chat.completion",

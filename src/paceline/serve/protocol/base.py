@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from paceline.params import SamplingParams, Structure
 from paceline.serve.protocol.structure import ResponseFormat, Schema, StructuredOutputs
@@ -50,6 +50,11 @@ class SamplingFields(WireModel):
     guided_grammar: str | None = None
     user: str | None = Field(default=None, description="taken and not used: the cache domain follows from the key")
     metadata: dict[str, Any] | None = Field(default=None, description="taken and not used")
+
+    @field_validator("stream", mode="before")
+    @classmethod
+    def _null_is_false(cls, stream: Any) -> Any:
+        return False if stream is None else stream
 
     def sampling_params(self, **fields: Any) -> SamplingParams:
         """The engine's parameters; ``fields`` are those that the endpoint sets. Raises ``ParameterError``."""

@@ -172,12 +172,13 @@ class CallReader:
         self._unread = text[len(first) :]
 
     def _read_behind(self) -> bool:
-        """Behind a call: drops blanks and the closing, if there is one."""
+        """Behind a call: drops the closing, or what there is of one at the very end, and the blanks before it."""
         inner = self._unread.lstrip(BLANKS)
         closing = self._style.closing
         if inner.startswith(closing):
             self._unread = inner[len(closing) :]
-        elif closing.startswith(inner) and not self._is_last:
+        elif closing.startswith(inner):  # so far
+            self._unread = "" if self._is_last else self._unread
             return False
         self._where = "text"
         return True

@@ -38,10 +38,14 @@ class Toolbox:
         where a function is strict."""
         return self.must_call or any(function.strict for function in self.functions)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What may be called."""
+        return tuple(function.name for function in self.functions)
+
     def reader(self) -> CallReader:
         """A reader for one answer."""
-        names = [function.name for function in self.functions]
-        return CallReader(self.style, names, is_parallel=self.is_parallel, is_certain=self.is_held)
+        return CallReader(self.style, self.names, is_parallel=self.is_parallel, is_certain=self.is_held)
 
     def structure(self) -> Structure | None:
         """What the answer is held to, None where it may be anything."""
