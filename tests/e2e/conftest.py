@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from page_reader import Reader
 from server_process import MODEL, ServerProcess, running_server
 
 from paceline.weights.catalog import resolve_model
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+DESKTOP = {"width": 1280, "height": 800}
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +40,20 @@ def browser() -> Iterator[Browser]:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture
+def reader(browser: Browser, server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[Reader]:
+    """Somebody in a browser without a past; the browser must have nothing to complain about."""
+    options: dict[str, Any] = {"viewport": DESKTOP, "locale": "en-GB", **getattr(request, "param", {})}
+    context = browser.new_context(**options)
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+    reader = Reader(context.new_page(), server.url)
+    yield reader
+    unknown_icons = reader.page.evaluate(
+        "() => [...document.querySelectorAll('use')].map(use => use.getAttribute('href'))"
+        ".filter(name => !document.querySelector(name))"
+    )
+    context.close()
+    assert reader.complaints == []
+    assert unknown_icons == []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import Locator, Page, Route
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page, Route
 
 PATIENCE_MS = 45_000
 CHAT_ROUTE = "**/v1/chat/completions"

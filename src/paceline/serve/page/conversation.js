@@ -75,6 +75,7 @@ class Conversation {
     this.#running = running;
     view.begin();
     this.#markLast();
+    if (document.activeElement === document.body) focusBox(); // the button that was pressed is gone
     this.#toEnd();
     this.onchange();
     try {

@@ -34,9 +34,15 @@ function textButton(key, onclick, className = "plain") {
   return say(make("button", { type: "button", className, onclick }), key);
 }
 
+/** Has the reader write on; not where that would bring up a keyboard on the screen. */
+function focusBox() {
+  if (matchMedia("(pointer: fine)").matches) byId("box").focus();
+}
+
 /** Copies a text and says so on the button for a moment. */
 async function copyFrom(button, text) {
-  await navigator.clipboard.writeText(text);
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else copyBySelection(text);
   const key = button.dataset.label;
   label(button, "copied");
   button.classList.add("is-done");
@@ -44,6 +50,15 @@ async function copyFrom(button, text) {
     label(button, key);
     button.classList.remove("is-done");
   }, 1500);
+}
+
+/** The only way to copy that a page has which came over plain HTTP from another machine. */
+function copyBySelection(text) {
+  const carrier = make("textarea", { value: text, readOnly: true });
+  document.body.append(carrier);
+  carrier.select();
+  document.execCommand("copy");
+  carrier.remove();
 }
 
 /** Shows a line at the foot of the page for a while, perhaps with something to do about it. */

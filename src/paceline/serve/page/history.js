@@ -4,7 +4,7 @@
 class HistoryView {
   #list = byId("chats");
 
-  /** `onopen(chat)` shows a chat, `onremove(id)` is told of one that is gone. */
+  /** `onopen(chat)` shows a chat, `onremove(id)` leaves one that is about to go, `ontitle(id, title)` renames it. */
   constructor({ store, onopen, onremove, ontitle }) {
     Object.assign(this, { store, onopen, onremove, ontitle });
     byId("export").onclick = () => this.#export();
@@ -58,9 +58,10 @@ class HistoryView {
   }
 
   #remove(id) {
+    this.onremove(id); // first: leaving a chat keeps what has come of its answer
     const chat = this.store.load(id);
     this.store.remove(id);
-    this.onremove(id);
+    this.draw(this.openId);
     const bringBack = () => {
       this.store.save(chat);
       this.onopen(chat);

@@ -25,6 +25,7 @@ class MessageBox {
   edit(text) {
     this.#isEdit = true;
     this.#fill(text);
+    this.#box.focus();
     this.#box.setSelectionRange(text.length, text.length);
   }
 
@@ -45,7 +46,7 @@ class MessageBox {
     this.#box.value = text;
     byId("editing").hidden = !this.#isEdit;
     this.fit();
-    this.#box.focus();
+    focusBox();
   }
 
   #key(event) {
@@ -85,7 +86,7 @@ class Page {
     this.history = new HistoryView({
       store: this.store,
       onopen: (chat) => this.open(chat),
-      onremove: (id) => (id === this.conversation.chat.id ? this.open(newChat()) : this.refresh()),
+      onremove: (id) => id === this.conversation.chat.id && this.open(newChat()),
       ontitle: (id, title) => this.rename(id, title),
     });
     this.box = new MessageBox(this.conversation);
@@ -186,7 +187,7 @@ class Page {
 
   stop() {
     this.conversation.stop();
-    byId("box").focus();
+    focusBox();
   }
 }
 
