@@ -15,6 +15,9 @@ from paceline.serve.sse import DONE, PING, event
 from paceline.serve.tools.calls import Arguments, CallStart, Piece
 from paceline.serve.usage import timings_document, usage_document
 
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+"""One encoder for all: ``json.dumps`` with options makes one each time, which was half of what a chunk costs."""
+
 
 class ChunkWriter:
     """The bytes of the chunks. What all of them share is written once; a chunk costs the JSON of its text."""
@@ -87,7 +90,3 @@ def _delta(piece: Piece) -> str:
     if isinstance(piece, Arguments):
         return f'{{"tool_calls":[{{"index":{piece.index},"function":{{"arguments":{_json(piece.text)}}}}}]}}'
     return f'{{"content":{_json(piece.text)}}}'
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
