@@ -98,6 +98,15 @@ def test_every_sampling_setting_is_one_that_the_server_takes(reader: Reader) -> 
     assert len(reader.ask("Hello")) > 0
 
 
+def test_the_panel_shows_the_figures_of_a_real_server(reader: Reader) -> None:
+    reader.open(**SHORT)
+    reader.button("Live figures of the server").click()
+    reader.ask("Name three animals.")
+    reader.page.wait_for_function(
+        "() => [...document.querySelectorAll('#live output')].slice(0, 4).every(value => /\\d/.test(value.textContent))"
+    )
+
+
 def test_the_panel_shows_figures(reader: Reader) -> None:
     stats = {"tokens_per_s": 123.4, "running": 2, "waiting": 1, "kv_use": 0.25, "prefix_hit_rate": 0.5}
     asked: list[str] = []
