@@ -111,6 +111,7 @@ def test_without_tools_now_earlier_calls_are_still_told() -> None:
 def test_the_older_role_of_results() -> None:
     message = {"role": "function", "name": "weather", "content": "12"}
     assert "<tool:weather>12" in prompt(template(HERMES_SOURCE), USER, message)
+    assert "user: <tool_response>\n12\n" in prompt(PlainTemplate(), USER, message)
 
 
 def test_a_message_is_continued_where_the_template_puts_it() -> None:

@@ -29,7 +29,9 @@ def read_conversation(body: ChatRequest, template: Template | None) -> tuple[str
     """
     if template is None:
         raise UnsupportedError("this model has no chat template: send its prompt to /v1/completions instead")
-    has_calls = bool(body.tools) or any(message.tool_calls or message.role == "tool" for message in body.messages)
+    has_calls = bool(body.tools) or any(
+        message.tool_calls or message.role in ("tool", "function") for message in body.messages
+    )
     known = template_style(template) if has_calls else None
     toolbox = choose_tools(
         body.tools or [], body.tool_choice, known or HERMES, is_parallel=body.parallel_tool_calls is not False
