@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
     from paceline.errors import ParameterError as ParameterError
     from paceline.errors import RequestError as RequestError
+    from paceline.errors import RequestTimeoutError as RequestTimeoutError
     from paceline.errors import UnknownModelError as UnknownModelError
     from paceline.errors import UnsupportedError as UnsupportedError
     from paceline.llm import LLM as LLM
@@ -64,6 +65,7 @@ _MODULES = {
         "PacelineError",
         "ParameterError",
         "RequestError",
+        "RequestTimeoutError",
         "UnknownModelError",
         "UnsupportedError",
     ),

@@ -8,7 +8,8 @@ PacelineError
 │   └── UnsupportedError       an architecture, tensor type or feature that is not built
 ├── RequestError               something about one request
 │   ├── ParameterError         a field has an impossible value (names field, value and range)
-│   └── ContextLengthError     prompt and context do not fit (both numbers)
+│   ├── ContextLengthError     prompt and context do not fit (both numbers)
+│   └── RequestTimeoutError    an answer took longer than the server lets it
 ├── CapacityError              the machine or the pool has no room
 │   ├── KVCapacityError        one request needs more KV pages than exist (both numbers)
 │   ├── MemoryBudgetError      weights and the smallest KV pool exceed the memory available
@@ -76,6 +77,14 @@ class ContextLengthError(RequestError):
             f"the prompt has {num_prompt_tokens} tokens and the context holds {context_length}, "
             "of which one must be left for the answer: shorten the prompt"
         )
+
+
+class RequestTimeoutError(RequestError):
+    """An answer has not ended within the time that it was given."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        super().__init__(f"the answer has not ended within {limit_s:g} s: ask for fewer tokens, or try again later")
 
 
 class CapacityError(PacelineError):

@@ -1,27 +1,35 @@
 """From the engine's thread to the event loop: answers as streams of deltas.
 
 The engine never waits for a reader. What a reader has not taken yet is merged, so a slow one gets fewer and longer
-pieces, and holds no more than its own answer. However many streams a step feeds, the loop is woken once.
+pieces, and holds no more than its own answer. However many streams a step feeds, the loop is woken once; and while many
+are open, each is handed what has come at intervals, since a chunk costs the loop as much as a step may take.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from paceline.engine.detokenize import merge_pieces
 from paceline.engine.engine import Update
-from paceline.engine.outputs import Completion, Delta
+from paceline.engine.outputs import Completion, Delta, TokenLogprob
+from paceline.errors import RequestTimeoutError
 from paceline.llm import LLM, Submission
 from paceline.params import SamplingParams
 from paceline.serve.keys import Client
 
+FEW_STREAMS = 4
+"""So many open streams are each handed every token at once."""
+
 
 class Bridge:
-    """Wakes streams of one event loop from the engine's thread."""
+    """Wakes streams of one event loop from the engine's thread. ``num_open``: streams whose answers have not ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, coalesce_s: float = 0.0) -> None:
+        self.num_open = 0
+        self._coalesce_s = coalesce_s
         self._loop = loop
         self._fed: deque[AnswerStream] = deque()
         self._is_woken = False
@@ -32,6 +40,11 @@ class Bridge:
         if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._wake)
+
+    @property
+    def interval_s(self) -> float:
+        """Least time between two pieces of a stream now."""
+        return self._coalesce_s if self.num_open > FEW_STREAMS else 0.0
 
     def _wake(self) -> None:
         self._is_woken = False  # before the queue is emptied: what comes now wakes the loop once more
@@ -45,14 +58,27 @@ class AnswerStream:
     ``close`` aborts what still runs; it is due however the reading ends.
     """
 
-    def __init__(self, bridge: Bridge, on_read: Callable[[list[Delta]], object] = lambda deltas: None) -> None:
-        """``on_read`` hears what ``next`` returns."""
+    def __init__(
+        self,
+        bridge: Bridge,
+        on_read: Callable[[list[Delta]], object] = lambda deltas: None,
+        *,
+        limit_s: float | None = None,
+    ) -> None:
+        """``on_read`` hears what ``next`` returns. Answers that have not ended after ``limit_s`` end then, each with a
+        ``RequestTimeoutError``, even if the engine hangs."""
         self._on_read = on_read
         self._bridge = bridge
+        self._limit_s = limit_s
+        self._deadline_s = math.inf
         self._updates: deque[Update] = deque()
+        self._has_end = False  # among the updates; set in the engine's thread
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_end = False
+        self._last_s = -math.inf  # when something was handed over
         self._submission: Submission | None = None
-        self._num_open = 0
+        self._num_prompt = 0
+        self._open: set[int] = set()  # choices
 
     def start(
         self,
@@ -74,45 +100,87 @@ class AnswerStream:
             streaming=streaming,
             embed=embed,
         )
-        self._num_open = params.n
+        self._num_prompt = len(prompt)
+        self._open = set(range(params.n))
+        self._bridge.num_open += 1
+        if self._limit_s is not None:
+            self._deadline_s = asyncio.get_running_loop().time() + self._limit_s
 
     def _feed(self, update: Update) -> None:
         """The engine's thread: keeps an update."""
         self._updates.append(update)
+        if update.completion is not None:
+            self._has_end = True
         self._bridge.notify(self)
 
     def wake(self) -> None:
         """The loop: something has come."""
+        if self._waiter is not None and (self._has_end or not self._waits_for_end):
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     @property
     def is_open(self) -> bool:
         """Whether more will come."""
-        return self._num_open > 0
+        return bool(self._open)
 
     async def next(self, timeout_s: float | None = None) -> list[Delta]:
         """What has come since the last call, one delta a choice; waits for something. Empty after ``timeout_s``."""
+        loop = asyncio.get_running_loop()
         if not self._updates:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = None if timeout_s is None else loop.call_later(timeout_s, self.wake)
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
-        merged: dict[int, Delta] = {}
-        while self._updates:
-            update = self._updates.popleft()
-            self._num_open -= update.completion is not None
-            delta = update.delta or _whole(update)
-            before = merged.get(delta.index)
-            merged[delta.index] = delta if before is None else _joined(before, delta)
-        deltas = [merged[index] for index in sorted(merged)]
+            await self._wait(timeout_s)
+        early_s = self._last_s + self._bridge.interval_s - loop.time()
+        if early_s > 0 and self._updates and not self._has_end:
+            await self._wait(early_s, for_end=True)
+        if loop.time() >= self._deadline_s and self._open:
+            deltas = self._timed_out()
+        else:
+            deltas = self._taken()
+        self._last_s = loop.time()
         self._on_read(deltas)
         return deltas
+
+    async def _wait(self, timeout_s: float | None, *, for_end: bool = False) -> None:
+        """Until something comes (or, ``for_end``, an answer's end), the time is up, or the deadline."""
+        loop = asyncio.get_running_loop()
+        self._waiter, self._waits_for_end = loop.create_future(), for_end
+        until_s = self._deadline_s if timeout_s is None else min(self._deadline_s, loop.time() + timeout_s)
+        timer = None if until_s == math.inf else loop.call_at(until_s, self._stop_waiting)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _taken(self) -> list[Delta]:
+        """All that has come, merged."""
+        self._has_end = False  # first: what comes meanwhile is taken, or sets it again
+        found: dict[int, list[Delta]] = {}
+        while self._updates:
+            update = self._updates.popleft()
+            delta = update.delta or _whole(update)
+            found.setdefault(delta.index, []).append(delta)
+            if update.completion is not None:
+                self._end(delta.index)
+        return [_joined(found[index]) for index in sorted(found)]
+
+    def _timed_out(self) -> list[Delta]:
+        """The ends of all open answers."""
+        assert self._limit_s is not None
+        error = RequestTimeoutError(self._limit_s)
+        ends = [Completion("", [], "error", self._num_prompt, error=error) for _ in self._open]
+        deltas = [Delta("", [], "error", index, end) for index, end in zip(sorted(self._open), ends, strict=True)]
+        self.close()
+        return deltas
+
+    def _end(self, index: int) -> None:
+        self._open.discard(index)
+        if not self._open:
+            self._bridge.num_open -= 1
 
     async def completions(self) -> list[Completion]:
         """All answers, by choice, once the last has ended."""
@@ -125,9 +193,10 @@ class AnswerStream:
 
     def close(self) -> None:
         """Aborts what still runs. May be called again."""
-        if self._num_open > 0 and self._submission is not None:
+        if self._open and self._submission is not None:
             self._submission.abort()
-        self._num_open = 0
+        for index in list(self._open):
+            self._end(index)
 
 
 def _whole(update: Update) -> Delta:
@@ -137,14 +206,20 @@ def _whole(update: Update) -> Delta:
     return Delta("", completion.token_ids, completion.finish_reason, update.request.choice, completion)
 
 
-def _joined(first: Delta, second: Delta) -> Delta:
-    logprobs = None if first.logprobs is None or second.logprobs is None else [*first.logprobs, *second.logprobs]
+def _joined(deltas: list[Delta]) -> Delta:
+    """Deltas of one choice as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    logprobs: list[TokenLogprob] | None = None
+    if all(delta.logprobs is not None for delta in deltas):
+        logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
     return Delta(
-        first.text + second.text,
-        [*first.token_ids, *second.token_ids],
-        second.finish_reason,
-        second.index,
-        second.completion,
+        "".join([delta.text for delta in deltas]),
+        [token for delta in deltas for token in delta.token_ids],
+        last.finish_reason,
+        last.index,
+        last.completion,
         logprobs,
-        merge_pieces([*first.pieces, *second.pieces]),
+        merge_pieces([piece for delta in deltas for piece in delta.pieces]),
     )

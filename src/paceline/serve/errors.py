@@ -15,6 +15,7 @@ from paceline.errors import (
     PacelineError,
     ParameterError,
     RequestError,
+    RequestTimeoutError,
     UnsupportedError,
 )
 
@@ -82,6 +83,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(400, str(error), "invalid_request_error", None, "context_length_exceeded")
     if isinstance(error, UnsupportedError):
         return Problem(400, str(error), "invalid_request_error", None, "unsupported")
+    if isinstance(error, RequestTimeoutError):
+        return Problem(504, str(error), "server_error", None, "timeout")
     if isinstance(error, RequestError):
         return Problem(500, str(error), "server_error", None, "request_failed")
     if isinstance(error, CapacityError):

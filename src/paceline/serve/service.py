@@ -49,7 +49,7 @@ class Service:
 
     def use(self, llm: LLM) -> None:
         """Begins to serve a model, on the running loop."""
-        self._bridge = Bridge(asyncio.get_running_loop())
+        self._bridge = Bridge(asyncio.get_running_loop(), coalesce_s=self.settings.coalesce_ms / 1000)
         self._supervisor = Supervisor(llm)
         llm.num_shares = self.keys.num_clients
         self._llm = llm
@@ -126,7 +126,7 @@ class Service:
         assert self._bridge is not None
         if params.structure is not None:  # it is compiled then, and asking takes microseconds
             await asyncio.to_thread(llm.prepare_structure, params.structure)
-        stream = AnswerStream(self._bridge, exchange.heard)
+        stream = AnswerStream(self._bridge, exchange.heard, limit_s=self.settings.request_timeout_s)
         stream.start(llm, prompt, params, client=exchange.client, streaming=streaming, embed=embed)
         exchange.asked(len(prompt), params.n, streaming=streaming)
         return stream
