@@ -269,8 +269,9 @@ def test_another_model_is_404() -> None:
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-def test_prompt_that_is_too_long_is_an_error_with_both_numbers() -> None:
-    response = ask({"prompt": "x" * 300}, llm=byte_llm(context_length=256))
+@pytest.mark.parametrize("prompt", ["x" * 300, [120] * 300, [-1] * 300])
+def test_prompt_that_is_too_long_is_an_error_with_both_numbers(prompt: Any) -> None:
+    response = ask({"prompt": prompt}, llm=byte_llm(context_length=256))
     assert response.status_code == 400
     error = response.json()["error"]
     assert [error["code"], error["param"]] == ["context_length_exceeded", "prompt"]

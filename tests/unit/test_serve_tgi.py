@@ -16,6 +16,7 @@ from paceline.llm import LLM
 from paceline.params import SamplingParams
 from paceline.serve.protocol.tgi import GenerateResponse, StreamResponse
 from paceline.serve.settings import ServeSettings
+from paceline.serve.spelling import Spelling
 from paceline.serve.tgi_tokens import TokenTexts
 
 START = "assistant: "
@@ -116,11 +117,11 @@ def test_stop_sequence_is_part_of_the_text(stop: list[str]) -> None:
 
 def test_what_a_token_holds_beyond_a_stop_sequence_is_cut() -> None:
     table = [b"ab", b"STOP!", b"o", b""]
-    with LLM.from_parts(FakeExecutor(model=tiny_model(4, 64)), FakeTokenizer(4, table=table)) as llm:
-        texts = TokenTexts(llm, [2], ["STOP"])
-        assert texts.feed(0) == "ab"
-        assert texts.feed(1, Completion("ab", [0, 1], "stop", 1)) == "STOP"
-        assert texts.text == "abSTOP"
+    tokenizer = FakeTokenizer(4, table=table)
+    texts = TokenTexts(tokenizer, Spelling(tokenizer), [2], ["STOP"])
+    assert texts.feed(0) == "ab"
+    assert texts.feed(1, Completion("ab", [0, 1], "stop", 1)) == "STOP"
+    assert texts.text == "abSTOP"
 
 
 def test_full_text_begins_with_the_prompt() -> None:

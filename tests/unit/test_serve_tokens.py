@@ -8,13 +8,15 @@ from typing import Any
 import httpx
 import pytest
 from byte_llm import VOCAB, byte_llm
+from fake_executor import FakeTokenizer
 from served import MODEL, served
 
 from paceline.engine.outputs import Completion, TokenLogprob, TopLogprob
 from paceline.errors import RequestError
 from paceline.serve.errors import HTTPError
-from paceline.serve.logprobs import NO_PROBABILITY, TokenArrays, finite, prompt_arrays, spelled
+from paceline.serve.logprobs import NO_PROBABILITY, TokenArrays, finite, prompt_arrays
 from paceline.serve.outcomes import check_outcomes
+from paceline.serve.spelling import Spelling, spelled
 
 
 def ask(method: str, path: str, body: Any = None, **server: Any) -> httpx.Response:
@@ -25,6 +27,11 @@ def ask(method: str, path: str, body: Any = None, **server: Any) -> httpx.Respon
             return await client.request(method, path, json=body)
 
     return asyncio.run(run())
+
+
+def spelling_of(table: list[bytes]) -> Spelling:
+    """Of a vocabulary and an end of text."""
+    return Spelling(FakeTokenizer(len(table) + 1, table=[*table, b""]))
 
 
 def test_tokens_of_a_text() -> None:
@@ -95,7 +102,7 @@ def test_card_of_the_model_by_name() -> None:
 def test_what_is_no_number_in_json_is_replaced() -> None:
     assert finite(float("-inf")) == finite(float("nan")) == NO_PROBABILITY
     assert finite(-0.25) == -0.25
-    arrays = TokenArrays(lambda token: b"ab"[token : token + 1]).document(
+    arrays = TokenArrays(spelling_of([b"a", b"b"])).document(
         [TokenLogprob(0, float("-inf"), b"a", (TopLogprob(1, 0.0, b"b"),))]
     )
     assert arrays["token_logprobs"] == [NO_PROBABILITY]
@@ -111,7 +118,7 @@ def test_bytes_that_are_no_text_are_named() -> None:
 def test_what_a_tokenizer_puts_before_a_text_has_no_width() -> None:
     pieces = [b"<s>", b" Hi", b" you"]  # as a SentencePiece tokenizer spells "Hi you"
     logprobs = [None, TokenLogprob(1, -1.0, pieces[1]), TokenLogprob(2, -2.0, pieces[2])]
-    arrays = prompt_arrays(pieces.__getitem__, [0, 1, 2], "Hi you", logprobs)
+    arrays = prompt_arrays(spelling_of(pieces), [0, 1, 2], "Hi you", logprobs)
     assert arrays["text_offset"] == [0, 0, 2]
     assert arrays["tokens"] == ["<s>", " Hi", " you"]
     assert arrays["token_logprobs"] == [None, -1.0, -2.0]

@@ -21,15 +21,15 @@ from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_di
 from paceline.serve.bridge import AnswerStream
 from paceline.serve.errors import HTTPError
 from paceline.serve.events import AnswerEvents
-from paceline.serve.limits import check_limits, check_tokens
-from paceline.serve.logprobs import TokenArrays, TokenBytes, joined, prompt_arrays
+from paceline.serve.limits import check_limits, check_tokens, context_length
+from paceline.serve.logprobs import TokenArrays, joined, prompt_arrays
 from paceline.serve.merging import merged
 from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.base import StreamOptions
 from paceline.serve.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from paceline.serve.service import Exchange, Service
+from paceline.serve.spelling import Spelling
 from paceline.serve.sse import DONE, PING, event
-from paceline.serve.tokens import spelled_text, spelling_of
 from paceline.serve.usage import timings_document, total_usage, usage_document
 
 FINGERPRINT = f"paceline-{__version__}"
@@ -55,11 +55,11 @@ class _Job:
     echo: bool
     is_scored: bool
     shows_answer: bool
-    spelling: TokenBytes
+    spelling: Spelling
 
     def arrays(self, prompt: _Prompt) -> TokenArrays:
         """For the tokens of an answer to a prompt."""
-        tail = b"".join(map(self.spelling, prompt.tokens[-3:]))[-3:]
+        tail = b"".join(map(self.spelling.bytes_of, prompt.tokens[-3:]))[-3:]
         return TokenArrays(self.spelling, offset=len(prompt.text) if self.echo else 0, missing=missing_bytes(tail))
 
     def prompt_logprobs(self, prompt: _Prompt, completion: Completion) -> dict[str, Any] | None:
@@ -68,6 +68,12 @@ class _Job:
             return None
         assert completion.prompt_logprobs is not None
         return prompt_arrays(self.spelling, prompt.tokens, prompt.text, completion.prompt_logprobs)
+
+    def num_entries(self, answers: Sequence[Sequence[Completion]]) -> int:
+        """How many log-probabilities some answers show."""
+        width = 1 + (self.params.logprobs or 0)
+        all_of_them = [completion for completions in answers for completion in completions]
+        return width * sum(len(one.logprobs or ()) + len(one.prompt_logprobs or ()) for one in all_of_them)
 
     def shown(self, completion: Completion) -> Completion:
         """An answer without the token that nobody asked for."""
@@ -101,7 +107,7 @@ async def create_completion(service: Service, exchange: Exchange, http: Request,
     finally:
         _close(streams)
     answers = [[job.shown(completion) for completion in completions] for completions in answers]
-    document = _document(head, job, answers)
+    document = await service.aside(job.num_entries(answers), _document, head, job, answers)
     if not body.stream:
         return DocumentAnswer(document)
     return EventAnswer(_replay(document, include_usage=options.include_usage))
@@ -139,7 +145,7 @@ async def _job(service: Service, body: CompletionRequest) -> _Job:
     )
     check_limits(service.settings, params)
     prompts = await _prompts(service, body)
-    return _Job(prompts, params, body.echo, is_scored, max_tokens > 0, spelling_of(service.llm))
+    return _Job(prompts, params, body.echo, is_scored, max_tokens > 0, service.spelling)
 
 
 async def _prompts(service: Service, body: CompletionRequest) -> list[_Prompt]:
@@ -153,15 +159,17 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[_Prompt]:
             param="prompt",
             code="invalid_value",
         )
-    spelling = spelling_of(service.llm)
+    longest = context_length(service.llm)
     prompts = []
     for prompt in each:
         if isinstance(prompt, str):
             tokens = await service.encode(prompt, add_special_tokens=body.add_special_tokens)
             prompts.append(_Prompt(tokens, prompt))
         else:
+            if len(prompt) >= longest:  # before work is done on all of them
+                raise _too_long(ContextLengthError(len(prompt), longest))
             check_tokens(service.llm, prompt, "prompt")
-            prompts.append(_Prompt(prompt, spelled_text(spelling, prompt) if body.echo else ""))
+            prompts.append(_Prompt(prompt, service.spelling.text_of(prompt) if body.echo else ""))
     return prompts
 
 
@@ -176,9 +184,13 @@ async def _ask(
     except BaseException as error:
         _close(streams)
         if isinstance(error, ContextLengthError):
-            raise HTTPError(400, str(error), param="prompt", code="context_length_exceeded") from error
+            raise _too_long(error) from error
         raise
     return streams
+
+
+def _too_long(error: ContextLengthError) -> HTTPError:
+    return HTTPError(400, str(error), param="prompt", code="context_length_exceeded")
 
 
 def _close(streams: Sequence[AnswerStream]) -> None:

@@ -1,35 +1,25 @@
-"""Log-probabilities as JSON can carry them, and how a token is spelled beside them.
+"""Log-probabilities as JSON can carry them, in the arrays of plain completions.
 
-Source: OpenAI's API reference ("Completions", ``logprobs``); the spelling ``bytes:\\xNN`` is what its service sends.
+Source: OpenAI's API reference ("Completions", ``logprobs``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.engine.detokenize import Utf8Decoder
 from paceline.engine.outputs import TokenLogprob
+from paceline.serve.spelling import Spelling
 
 NO_PROBABILITY = -9999.0
 """Stands for a logarithm of zero, which JSON does not have."""
-
-TokenBytes = Callable[[int], bytes]
-"""The bytes of a token, special ones spelled out."""
 
 
 def finite(logprob: float) -> float:
     """The same number unless it is none that JSON has."""
     return logprob if math.isfinite(logprob) else NO_PROBABILITY
-
-
-def spelled(token_bytes: bytes) -> str:
-    """A token as text; bytes that are no text of their own are named."""
-    try:
-        return token_bytes.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 class TokenArrays:
@@ -39,7 +29,7 @@ class TokenArrays:
     character that is complete in none before it.
     """
 
-    def __init__(self, spelling: TokenBytes, *, offset: int = 0, missing: int = 0) -> None:
+    def __init__(self, spelling: Spelling, *, offset: int = 0, missing: int = 0) -> None:
         """``offset`` is where the first token begins; ``missing`` continuation bytes complete what came before."""
         self._spelling = spelling
         self._decoder = Utf8Decoder(missing)
@@ -49,42 +39,39 @@ class TokenArrays:
         """The arrays of the next tokens."""
         texts, logprobs, tops, offsets = [], [], [], []
         for entry in entries:
-            texts.append(self._text(entry.token_id))
+            texts.append(self._spelling.name_of(entry.token_id))
             logprobs.append(finite(entry.logprob))
             tops.append(self._top(entry))
             offsets.append(self._offset)
             self._offset += len(self._decoder.feed(entry.token_bytes))
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
-    def _text(self, token_id: int) -> str:
-        return spelled(self._spelling(token_id))
-
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """Text -> log-probability of the alternatives and of the token itself. A text that is taken already, by a
         likelier token or by the one that was chosen, is no name for another: that one gets its number."""
-        found = {self._text(entry.token_id): finite(entry.logprob)}
+        found = {self._spelling.name_of(entry.token_id): finite(entry.logprob)}
         for other in entry.top:
             if other.token_id != entry.token_id:
-                text = self._text(other.token_id)
+                text = self._spelling.name_of(other.token_id)
                 found[f"token_id:{other.token_id}" if text in found else text] = finite(other.logprob)
         return found
 
 
 def prompt_arrays(
-    spelling: TokenBytes, tokens: Sequence[int], text: str, logprobs: Sequence[TokenLogprob | None]
+    spelling: Spelling, tokens: Sequence[int], text: str, logprobs: Sequence[TokenLogprob | None]
 ) -> dict[str, Any]:
     """The arrays of a prompt whose text is shown. Nothing precedes its first token, which so has no probability.
 
     What a tokenizer puts before a text (a first token, a blank) is not in ``text`` and has no width.
     """
-    pieces = [spelling(token) for token in tokens]
+    pieces = [spelling.bytes_of(token) for token in tokens]
     decoder = Utf8Decoder()
     widths = [len(decoder.feed(piece)) for piece in pieces]
     hidden = max(0, sum(widths) + len(decoder.flush()) - len(text))
     starts = [max(0, sum_before - hidden) for sum_before in _running_sums(widths)]
     document = TokenArrays(spelling).document([entry for entry in logprobs if entry is not None])
     return {
-        "tokens": [spelled(piece) for piece in pieces],
+        "tokens": [spelling.name_of(token) for token in tokens],
         "token_logprobs": [None, *document["token_logprobs"]],
         "top_logprobs": [None, *document["top_logprobs"]],
         "text_offset": starts,

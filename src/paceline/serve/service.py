@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from paceline.llm import LLM
 from paceline.params import SamplingParams
@@ -17,6 +17,7 @@ from paceline.serve.keys import KeyRing
 from paceline.serve.recent import Recent
 from paceline.serve.request_totals import RequestTotals
 from paceline.serve.settings import ServeSettings
+from paceline.serve.spelling import Spelling
 from paceline.serve.supervisor import Supervisor
 from paceline.serve.watch import Watches
 
@@ -25,8 +26,8 @@ _T = TypeVar("_T")
 ANY_MODEL = ("tgi", "dummy")
 """What Hugging Face's clients write for the model where they know an address alone."""
 
-LONG_TEXT = 4096
-"""Characters from which a prompt is tokenised in a thread of its own: the loop would pause for a millisecond."""
+LONG_WORK = 4096
+"""Characters or tokens from which work on them is for a thread: the loop would pause for a millisecond or more."""
 
 
 class Service:
@@ -44,6 +45,7 @@ class Service:
         self.watches = Watches([self.totals, self.recent])
         self.bandwidth: Bandwidth | None = None
         self._llm: LLM | None = None
+        self._spelling: Spelling | None = None
         self._bridge: Bridge | None = None
         self._supervisor: Supervisor | None = None
 
@@ -53,6 +55,13 @@ class Service:
         self._supervisor = Supervisor(llm)
         llm.num_shares = self.keys.num_clients
         self._llm = llm
+        self._spelling = Spelling(llm.tokenizer)
+
+    @property
+    def spelling(self) -> Spelling:
+        """How the model's tokens are written; for a model that is loaded."""
+        assert self._spelling is not None
+        return self._spelling
 
     @property
     def is_loaded(self) -> bool:
@@ -100,10 +109,11 @@ class Service:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text, without holding up the loop."""
-        encode = self.llm.tokenizer.encode
-        if len(text) < LONG_TEXT:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+        return await self.aside(len(text), self.llm.tokenizer.encode, text, add_special_tokens)
+
+    async def aside(self, size: int, work: Callable[..., _T], *arguments: Any) -> _T:
+        """What ``work`` on ``size`` characters or tokens returns, without holding up the loop."""
+        return work(*arguments) if size < LONG_WORK else await asyncio.to_thread(work, *arguments)
 
     async def ask(
         self,

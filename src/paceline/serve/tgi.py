@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from paceline import __version__
 from paceline.engine.outputs import Completion, Delta
-from paceline.llm import LLM
+from paceline.llm import PromptTokenizer
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, TextAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
@@ -21,6 +21,7 @@ from paceline.serve.limits import check_limits, context_length
 from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.tgi import CompatGenerateRequest, GenerateParameters, GenerateRequest, Info
 from paceline.serve.service import Exchange, Service
+from paceline.serve.spelling import Spelling
 from paceline.serve.sse import PING, json_bytes
 from paceline.serve.structure import structure_of_tgi
 from paceline.serve.tgi_tokens import TokenTexts, prefill_documents
@@ -39,7 +40,8 @@ def tgi_problem(problem: Problem) -> DocumentAnswer:
 class _Job:
     """A request as it is worked on. ``seed`` is None where nothing is drawn at random."""
 
-    llm: LLM
+    tokenizer: PromptTokenizer
+    spelling: Spelling
     inputs: str
     prompt: list[int]
     asked: GenerateParameters
@@ -48,7 +50,7 @@ class _Job:
 
     def texts(self) -> TokenTexts:
         """For one answer."""
-        return TokenTexts(self.llm, self.prompt, self.params.stop)
+        return TokenTexts(self.tokenizer, self.spelling, self.prompt, self.params.stop)
 
     def full_text(self, texts: TokenTexts) -> str:
         """What is shown as the text of an answer."""
@@ -148,7 +150,7 @@ async def _job(service: Service, body: GenerateRequest, *, streaming: bool) -> _
     check_limits(service.settings, params)
     prompt = await service.encode(body.inputs, add_special_tokens=body.add_special_tokens)
     prompt = prompt[-asked.truncate :] if asked.truncate is not None else prompt
-    return _Job(service.llm, body.inputs, prompt, asked, params, seed)
+    return _Job(service.llm.tokenizer, service.spelling, body.inputs, prompt, asked, params, seed)
 
 
 def _refuse_unsupported(asked: GenerateParameters) -> None:
@@ -179,6 +181,12 @@ async def _generated(service: Service, exchange: Exchange, http: Request, body: 
     finally:
         stream.close()
     check_outcomes(completions)
+    size = sum(len(one.token_ids) + len(one.prompt_logprobs or ()) for one in completions)
+    return await service.aside(size, _document, job, completions)
+
+
+def _document(job: _Job, completions: Sequence[Completion]) -> dict[str, Any]:
+    """The whole answer, the likeliest of several."""
     best, *others = sorted(completions, key=_mean_logprob, reverse=True)
     text, details = _sequence(job, best)
     if not job.asked.details:

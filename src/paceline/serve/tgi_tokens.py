@@ -11,18 +11,20 @@ from typing import Any
 
 from paceline.engine.detokenize import Utf8Decoder, missing_bytes
 from paceline.engine.outputs import Completion, TokenLogprob
-from paceline.llm import LLM
+from paceline.llm import PromptTokenizer
 from paceline.serve.logprobs import finite
-from paceline.serve.tokens import spelling_of
+from paceline.serve.spelling import Spelling
 
 
 class TokenTexts:
     """The text of one answer, a token at a time."""
 
-    def __init__(self, llm: LLM, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._spelling = spelling_of(llm)
-        self._plain = llm.tokenizer.token_bytes
-        self._eos = frozenset(llm.tokenizer.eos_token_ids)
+    def __init__(
+        self, tokenizer: PromptTokenizer, spelling: Spelling, prompt: Sequence[int], stop: Sequence[str]
+    ) -> None:
+        self._spelling = spelling
+        self._plain = tokenizer.token_bytes
+        self._eos = frozenset(tokenizer.eos_token_ids)
         tail = b"".join(map(self._plain, prompt[-3:]))[-3:]
         self._decoder = Utf8Decoder(missing_bytes(tail))
         self._stop = sorted(stop, key=len)
@@ -31,7 +33,7 @@ class TokenTexts:
     def feed(self, token: int, completion: Completion | None = None) -> str:
         """The text of the next token; ``completion`` is of the answer that it ends."""
         if self.is_special(token):
-            piece = self._spelling(token).decode("utf-8", "replace")
+            piece = self._spelling.bytes_of(token).decode("utf-8", "replace")
             shown = ""
         else:
             piece = shown = self._decoder.feed(self._plain(token))
@@ -44,7 +46,7 @@ class TokenTexts:
 
     def is_special(self, token: int) -> bool:
         """Whether a token stands for no text but has a name."""
-        return not self._plain(token) and bool(self._spelling(token))
+        return not self._plain(token) and bool(self._spelling.bytes_of(token))
 
     def finish_reason(self, completion: Completion) -> str:
         """TGI's word for why an answer ended."""
@@ -75,7 +77,7 @@ class TokenTexts:
 
     def name(self, token: int) -> str:
         """A token by itself."""
-        return self._spelling(token).decode("utf-8", "replace")
+        return self._spelling.bytes_of(token).decode("utf-8", "replace")
 
     def _cut(self, text: str, completion: Completion) -> str:
         """Without what follows the stop sequence that ended an answer, if one did: it begins where the engine's text

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from starlette.requests import Request
 
-from paceline.llm import LLM
 from paceline.serve.answers import Answer, DocumentAnswer
 from paceline.serve.conversation import read_conversation
 from paceline.serve.limits import check_tokens, context_length
-from paceline.serve.logprobs import TokenBytes, spelled
 from paceline.serve.protocol.chat import ChatRequest
 from paceline.serve.protocol.tokens import (
     DetokenizeRequest,
@@ -21,6 +18,7 @@ from paceline.serve.protocol.tokens import (
     TokenizerInfo,
 )
 from paceline.serve.service import Exchange, Service
+from paceline.serve.spelling import Spelling
 
 
 async def tokenize(service: Service, exchange: Exchange, http: Request, body: TokenizeRequest) -> Answer:
@@ -32,12 +30,13 @@ async def tokenize(service: Service, exchange: Exchange, http: Request, body: To
     else:
         text, _ = read_conversation(_as_chat(body), llm.chat_template)
         tokens = await service.encode(text, add_special_tokens=False)
-    spelling = spelling_of(llm)
     answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=context_length(llm),
         tokens=tokens,
-        token_strs=[spelled(spelling(token)) for token in tokens] if body.return_token_strs else None,
+        token_strs=await service.aside(len(tokens), _names, service.spelling, tokens)
+        if body.return_token_strs
+        else None,
     )
     return DocumentAnswer(answer.model_dump())
 
@@ -46,21 +45,22 @@ async def detokenize(service: Service, exchange: Exchange, http: Request, body: 
     """The text of tokens."""
     service.check_model(body.model)
     check_tokens(service.llm, body.tokens, "tokens")
-    return DocumentAnswer(DetokenizeResponse(prompt=spelled_text(spelling_of(service.llm), body.tokens)).model_dump())
+    text = await service.aside(len(body.tokens), service.spelling.text_of, body.tokens)
+    return DocumentAnswer(DetokenizeResponse(prompt=text).model_dump())
 
 
 async def tokenizer_info(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
     """What a client needs to know to prepare prompts as the model wants them."""
     llm = service.llm
-    spelling = spelling_of(llm)
+    spelling = service.spelling
     tokenizer = llm.tokenizer
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
     info = TokenizerInfo(
         tokenizer_class=type(tokenizer).__name__,
         vocab_size=tokenizer.vocab_size,
         model_max_length=context_length(llm),
-        bos_token=None if bos is None else spelled(spelling(bos)),
-        eos_token=spelled(spelling(eos[0])) if eos else None,
+        bos_token=None if bos is None else spelling.name_of(bos),
+        eos_token=spelling.name_of(eos[0]) if eos else None,
         pad_token=None,
         unk_token=None,
         add_bos_token=tokenizer.add_bos,
@@ -80,11 +80,5 @@ def _as_chat(body: TokenizeRequest) -> ChatRequest:
     )
 
 
-def spelling_of(llm: LLM) -> TokenBytes:
-    """Token -> bytes, special tokens spelled out."""
-    return partial(llm.tokenizer.token_bytes, include_special=True)
-
-
-def spelled_text(spelling: TokenBytes, tokens: Sequence[int]) -> str:
-    """The text of tokens, special ones spelled out; bytes that are not UTF-8 become U+FFFD."""
-    return b"".join(map(spelling, tokens)).decode("utf-8", "replace")
+def _names(spelling: Spelling, tokens: Sequence[int]) -> list[str]:
+    return [spelling.name_of(token) for token in tokens]
