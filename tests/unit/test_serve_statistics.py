@@ -50,6 +50,14 @@ def test_the_state_is_told() -> None:
         assert second.path["isa"] == "fake"
 
 
+def test_restarts_are_told() -> None:
+    with live_server(byte_llm()) as server:
+        supervisor = server.service._supervisor
+        assert supervisor is not None
+        supervisor.num_restarts = 2
+        assert server.get("/stats").json()["restarts"] == 2
+
+
 def test_without_a_model_there_is_no_state() -> None:
     with live_server(None) as server:
         assert server.get("/stats").status_code == 503

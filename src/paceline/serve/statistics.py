@@ -39,7 +39,7 @@ async def statistics(service: Service, exchange: Exchange, http: Request, body: 
         ttft_s=_percentiles(recent.ttft_s()),
         tpot_s=_percentiles(recent.tpot_s()),
         progress_age_s=llm.progress_age_s(),
-        restarts=0,
+        restarts=service.num_restarts,
         memory_bytes=resident_bytes(),
         path=llm.path(),
     )
