@@ -441,6 +441,18 @@ def test_timings_follow_the_definitions() -> None:
     assert update.completion.timing.prefill_tokens_per_s == 1 / 2, "what was cached was not computed"
 
 
+def test_a_request_that_comes_between_two_steps_has_not_waited() -> None:
+    now = [0.0]
+    engine = Engine(FakeExecutor(), FakeTokenizer(), EngineConfig(max_batch=4), clock=lambda: now[0])
+    engine.add(engine.make_request(PROMPT, SamplingParams(ignore_eos=True)))
+    engine.step()
+    now[0] = 1.0  # and the second step counts from the end of the first
+    late = engine.make_request(PROMPT, SamplingParams(max_tokens=1))
+    engine.add(late)
+    engine.step()
+    assert late.completion().timing.queue_s == 0.0
+
+
 @pytest.mark.parametrize("status", [1, 2, 3])
 def test_a_row_that_could_not_be_sampled_fails_its_request_alone(status: int) -> None:
     class Troubled(FakeExecutor):

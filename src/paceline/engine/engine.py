@@ -232,7 +232,7 @@ class Engine:
         for request in schedule.admitted:
             self._builder.admit(request)
             if request.started_s is None:
-                request.started_s = since
+                request.started_s = max(since, request.submitted_s)  # it may have come since the last step ended
         end = since
         if schedule.requests:
             if self._speculator is not None and self._num_holding_back == 0:
