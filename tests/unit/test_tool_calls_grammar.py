@@ -122,3 +122,21 @@ def test_no_tools_no_toolbox(choice: ToolChoice | None) -> None:
 def test_schemas_of_anything_but_objects_are_refused() -> None:
     with pytest.raises(ParameterError, match="a schema of type object"):
         choose_tools([tool("f", json.loads('{"type": "string"}'))], None, HERMES, is_parallel=True)
+
+
+@STYLES
+def test_a_name_spelled_with_escapes_is_no_way_around_the_schema(allows: Allows, style: CallStyle) -> None:
+    open_ended = {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}
+    found = choose_tools([tool("f", open_ended)], "required", style, is_parallel=False)
+    assert found is not None
+    assert allows(found, style.call("f", '{"a": 1, "b": "x"}'))
+    assert not allows(found, style.call("f", '{"\\u0061": "x"}'))
+
+
+def test_parameters_that_would_not_hold_are_refused_where_they_must() -> None:
+    tools = [tool("f", {"additionalProperties": {"type": "integer"}, "minProperties": 2})]
+    required = choose_tools(tools, "required", HERMES, is_parallel=False)
+    assert required is not None
+    with pytest.raises(ParameterError, match="minProperties"):
+        required.structure()
+    assert choose_tools(tools, "auto", HERMES, is_parallel=False) is not None

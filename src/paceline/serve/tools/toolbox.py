@@ -10,11 +10,17 @@ from typing import Any
 
 from paceline.errors import ParameterError
 from paceline.params import Structure
+from paceline.sampling.json_schema import JSON_OPTIONS, check_schema
 from paceline.serve.protocol.tools import FunctionDefinition, NamedTool, Tool, ToolChoice
 from paceline.serve.tools.calls import CallReader
 from paceline.serve.tools.style import CallStyle
 
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_SPACING = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": JSON_OPTIONS["json_allowed_escapes"],
+}
 """For llguidance: arguments are spaced as templates write them, so the next turn finds this one in the cache; and a
 model cannot go on with blanks for ever."""
 
@@ -67,7 +73,7 @@ class Toolbox:
         yield "call: " + " | ".join(f"call{number}" for number in range(len(self.functions)))
         for number, function in enumerate(self.functions):
             yield f"call{number}: {_quoted(style.head(function.name))} arguments{number} {_quoted(style.tail())}"
-            schema = _argument_schema(function) if self.must_call or function.strict else _ANY_OBJECT
+            schema = _held_schema(function) if self.must_call or function.strict else _ANY_OBJECT
             yield f"arguments{number}: %json {json.dumps(schema)}"
 
 
@@ -105,6 +111,16 @@ def _argument_schema(function: FunctionDefinition) -> dict[str, Any]:
         raise ParameterError("tools", schema["type"], f"the parameters of {function.name} are a schema of type object")
     if "properties" in schema and not any(key in schema for key in _OPEN_ENDED):
         schema["additionalProperties"] = False
+    return schema
+
+
+def _held_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """The schema of arguments that obey it. Raises ``ParameterError`` where some would not."""
+    schema = _argument_schema(function)
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        raise ParameterError("tools", function.name, f"parameters that an answer can obey: {error}") from None
     return schema
 
 
