@@ -171,6 +171,23 @@ def test_a_run_without_any_answer_is_a_failure_and_shows_it(capsys: pytest.Captu
     assert "4 × http_503: loading" in out
 
 
+def test_a_kept_connection_that_the_server_closed_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    connections: set[Any] = set()
+
+    async def once_a_connection(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        assert request.transport is not None
+        if request.transport in connections:
+            request.transport.abort()
+        connections.add(request.transport)
+        return await counted_words(request, body)
+
+    with scripted_server(once_a_connection) as server:
+        assert bench(server.url, "--concurrency", "2", "--requests", "6", "--max-tokens", "2", "--json") == 0
+    shown = document(capsys)
+    assert shown["requests"] == {"sent": 6, "succeeded": 6, "failed": 0, "unfinished": 0}
+    assert shown["client"]["resent"] > 0
+
+
 def test_a_server_that_goes_away_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     answers: list[int] = []
 

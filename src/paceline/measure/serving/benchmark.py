@@ -114,6 +114,7 @@ class Outcome:
             "names": {key: latency.names for key, latency in LATENCIES.items()},
             "client": {
                 "cpu_share": run.client_share,
+                "resent": sum(one.num_resent for one in run.exchanges),
                 "lateness_ms": distribution_ms(lateness_s(run.exchanges)) if load.concurrency is None else None,
             },
             "environment": environment(),

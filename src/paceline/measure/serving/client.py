@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -94,7 +94,10 @@ class Client:
         headers = {"Accept": "text/event-stream"}
         if endpoint.key is not None:
             headers["Authorization"] = f"Bearer {endpoint.key}"
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
+            trace_configs=[tracing],
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=endpoint.timeout_s),
             headers=headers,
@@ -129,10 +132,21 @@ class Client:
         set to the moment of sending."""
         body = json.dumps(self.endpoint.body(job), ensure_ascii=False).encode()
         exchange.sent_s = self.clock()
+        while await self._was_stale(body, exchange):
+            exchange.num_resent += 1
+
+    async def _was_stale(self, body: bytes, exchange: Exchange) -> bool:
+        """Sends once. True where a kept connection had been closed at the other end, so that nothing came back:
+        llama.cpp's server closes them after each stream, though it promises to keep them. That is no failure of the
+        request; the next attempt has another connection."""
+        connection = _Connection()
         has_begun = False
         try:
             async with self._session.post(
-                self.endpoint.target, data=body, headers={"Content-Type": "application/json"}
+                self.endpoint.target,
+                data=body,
+                headers={"Content-Type": "application/json"},
+                trace_request_ctx=connection,
             ) as response:
                 has_begun = True
                 if response.status != 200:
@@ -142,7 +156,11 @@ class Client:
                 else:
                     await self._read(response.content, exchange)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            is_timeout = isinstance(error, asyncio.TimeoutError)
+            if connection.is_reused and not has_begun and not is_timeout:
+                return True
             exchange.failure = _broken(error, has_begun=has_begun)
+        return False
 
     async def _read(self, content: aiohttp.StreamReader, exchange: Exchange) -> None:
         parser = EventParser()
@@ -154,6 +172,18 @@ class Client:
         for event in parser.close():
             note(exchange, event, now_s)
         conclude(exchange)
+
+
+@dataclass
+class _Connection:
+    """What is known of the connection that a request got."""
+
+    is_reused: bool = False
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.is_reused = True
 
 
 def note(exchange: Exchange, event: bytes, now_s: float) -> None:

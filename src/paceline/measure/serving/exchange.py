@@ -27,6 +27,7 @@ class Exchange:
     chunk_s        when each chunk with text arrived; those that one read of the socket brought have the same time
     finished_s     when the chunk with the finish reason arrived
     is_complete    whether the answer has ended as it should
+    num_resent     how often it found a kept connection closed, and was sent on another; counts as part of its time
     """
 
     sent_s: float
@@ -38,6 +39,7 @@ class Exchange:
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     reported_tokens: int | None = None
+    num_resent: int = 0
 
     @property
     def succeeded(self) -> bool:
