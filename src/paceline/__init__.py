@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.errors import CheckpointError as CheckpointError
     from paceline.errors import ContextLengthError as ContextLengthError
     from paceline.errors import DownloadError as DownloadError
+    from paceline.errors import EndpointError as EndpointError
     from paceline.errors import EngineStoppedError as EngineStoppedError
     from paceline.errors import KVCapacityError as KVCapacityError
     from paceline.errors import MemoryBudgetError as MemoryBudgetError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM as LLM
     from paceline.machine import detect_machine as detect_machine
     from paceline.params import SamplingParams as SamplingParams
+    from paceline.params import Structure as Structure
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,7 @@ _MODULES = {
         "CheckpointError",
         "ContextLengthError",
         "DownloadError",
+        "EndpointError",
         "EngineStoppedError",
         "KVCapacityError",
         "MemoryBudgetError",
@@ -71,7 +74,7 @@ _MODULES = {
     ),
     "paceline.llm": ("LLM",),
     "paceline.machine": ("detect_machine",),
-    "paceline.params": ("SamplingParams",),
+    "paceline.params": ("SamplingParams", "Structure"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
