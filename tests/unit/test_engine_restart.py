@@ -145,3 +145,18 @@ def test_an_engine_that_always_breaks_stays_broken_and_rare_breaks_are_forgiven(
             assert supervisor.num_restarts == MAX_RESTARTS + 1
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_does_not_start_again_stays_red_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        service = Service(ServeSettings(), KeyRing({}), model="tiny")
+        with byte_llm() as llm, pytest.MonkeyPatch.context() as patch:
+            service.use(llm)
+            patch.setattr(llm, "restart", lambda: 1 / 0)
+            await asyncio.to_thread(break_it, llm)
+            await until(lambda: bool(caplog.records))
+            assert service.status == "broken"
+            assert service.num_restarts == 0
+
+    asyncio.run(scenario())
+    assert "ZeroDivisionError" in caplog.text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 
 from paceline.llm import LLM
+
+log = logging.getLogger("paceline.serve")
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 300.0
@@ -39,5 +42,9 @@ class Supervisor:
             self._restarting = asyncio.ensure_future(self._restart())
 
     async def _restart(self) -> None:
-        await asyncio.to_thread(self._llm.restart)
-        self.num_restarts += 1
+        try:
+            await asyncio.to_thread(self._llm.restart)
+        except Exception as error:  # it stays broken, which readiness tells; why stands in the log
+            log.error("the engine did not start again", exc_info=error)
+        else:
+            self.num_restarts += 1
