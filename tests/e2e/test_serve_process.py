@@ -33,7 +33,7 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def starting(*arguments: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "paceline", "serve", "--port", "0", *arguments]
+        line = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--log-format", "off", *arguments]
         started.append(subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         return started[-1]
 

@@ -66,7 +66,8 @@ def plan_of(shapes: list[Shape], *, window: int = 0, group: int = 2, threads: in
     program.set_step(
         np.zeros(len(positions), np.int32), positions, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         page_table, nothing, np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int32), np.zeros(0, np.uint8), nothing,
-        nothing, nothing, np.zeros(0, np.float32), nothing, np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32),
+        nothing, nothing, np.zeros(0, np.float32), nothing, np.zeros((0, 1), np.uint32), np.zeros((0, 0), np.int32),
+        np.zeros((0, 0), np.float32),
     )  # fmt: skip
     program.begin_step()
     return Planned(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from paceline.cli.arguments import (
 from paceline.cli.main import main
 from paceline.config import EngineConfig
 from paceline.errors import ParameterError
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, Structure
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -84,6 +85,8 @@ def test_every_sampling_flag_reaches_its_field() -> None:
         "2",
         "--prompt-logprobs",
         "1",
+        "--structure",
+        "regex=a=b|c",
     ]
     params = sampling_params(parse(*words, "--stop", "\n\n", "--stop", "END"))
     assert params == SamplingParams(
@@ -104,7 +107,21 @@ def test_every_sampling_flag_reaches_its_field() -> None:
         ignore_eos=True,
         logprobs=2,
         prompt_logprobs=1,
+        structure=Structure("regex", "a=b|c"),
     )
+
+
+def test_a_structure_may_stand_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    params = sampling_params(parse("--structure", f"json_schema=@{tmp_path / 'schema.json'}"))
+    assert params.structure == Structure("json_schema", '{"type": "object"}')
+    assert sampling_params(parse("--structure", "json_object")).structure == Structure("json_object")
+
+
+@pytest.mark.parametrize("value", ["yaml=x", "regex", "regex=", "json_object=x", "json_schema=@/nowhere/at/all"])
+def test_an_impossible_structure_is_refused(value: str) -> None:
+    with pytest.raises(SystemExit):
+        parse("--structure", value)
 
 
 def test_every_engine_flag_reaches_its_field() -> None:

@@ -423,7 +423,8 @@ class Rounded(PathExecutor):
         for output, row in enumerate(self._logits):
             noise = np.random.default_rng(row.view(np.uint32)[:8].tolist()).standard_normal(VOCAB)
             row += (self.deviation * noise).astype(np.float32)
-            if plan.samples.rows["forced"][output] < 0:
+            record = plan.samples.rows[output]
+            if record["forced"] < 0 and record["mask"] < 0:  # a structure is obeyed in every format
                 tokens[output] = np.argmax(row)
         return replace(result, sampled=replace(result.sampled, tokens=tokens))
 

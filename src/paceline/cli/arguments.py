@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import ACCEPTANCES, KV_FORMATS, WEIGHT_FORMATS, EngineConfig
 
 if TYPE_CHECKING:
-    from paceline.params import SamplingParams
+    from paceline.params import SamplingParams, Structure
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -51,6 +52,7 @@ SAMPLING_FIELDS = {
     "ignore_eos": "ignore_eos",
     "logprobs": "logprobs",
     "prompt_logprobs": "prompt_logprobs",
+    "structure": "structure",
 }
 """Flag (as its attribute) -> field of ``SamplingParams``."""
 
@@ -163,6 +165,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", help="go on after the model's own end")
     add("--logprobs", type=int, metavar="K", help="with --json: log-probabilities of each token and its K best rivals")
     add("--prompt-logprobs", type=int, metavar="K", help="with --json: the same for the prompt's tokens")
+    add(
+        "--structure",
+        type=_structure,
+        metavar="KIND[=SOURCE]",
+        help="what the answer must be: json_object, json_schema=SCHEMA, regex=EXPRESSION, choice=LIST or grammar=LARK; "
+        "@FILE for what stands in a file",
+    )
 
 
 def engine_config(args: argparse.Namespace, **fields: Any) -> EngineConfig:
@@ -212,6 +221,19 @@ def _adder(group: Any) -> Any:
 
 def _given(args: argparse.Namespace, fields: dict[str, str]) -> dict[str, Any]:
     return {field: getattr(args, flag) for flag, field in fields.items() if hasattr(args, flag)}
+
+
+def _structure(text: str) -> Structure:
+    from paceline.errors import ParameterError
+    from paceline.params import Structure
+
+    kind, _, source = text.partition("=")
+    try:
+        if source.startswith("@"):
+            source = Path(source[1:]).read_text("utf-8")
+        return Structure(kind, source)  # type: ignore[arg-type]  # it checks the kind itself
+    except (ParameterError, OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from paceline import _native
@@ -16,7 +17,7 @@ from paceline.config import KV_FORMATS, PAGE_TOKENS, SPLIT_TOKENS, EngineConfig,
 from paceline.engine.request import choice_seed
 from paceline.machine import detect_machine
 from paceline.measure.prompts import Encoder, distinct_prompts, prompt_tokens
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, Structure
 
 Drafts = Literal["chain", "tree", "suffix", "ngram", "self"]
 Cache = Literal["off", "cold", "hit", "partial", "shared", "disk"]
@@ -177,6 +178,10 @@ def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
     return [(found[cell], cell) for cell in sorted(found, key=load_order)]
 
 
+WORDS = Structure("regex", "[A-Z][a-z]*( [a-z]+){3,}[.]")
+"""What few models write by themselves, and each can."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A request that is asked on every path: it has a seed of its own, by which its outputs are known."""
@@ -230,8 +235,11 @@ def sampling_base(encoder: Encoder, *, num_new: int) -> Question:
 def sampling_questions(
     base: Question, token_ids: Sequence[int], text: str, eos_token_ids: Sequence[int]
 ) -> list[Question]:
-    """A question for each field of ``SamplingParams``, and one for many together. ``token_ids`` and ``text`` are the
-    answer to ``base``: they decide what is banned and where to stop, so that it has an effect on any model."""
+    """A question for each field of ``SamplingParams`` (``structure`` where it can be), and one for many together.
+
+    ``token_ids`` and ``text`` are the answer to ``base``: they decide what is banned and where to stop, so that it has
+    an effect on any model.
+    """
     first, later = token_ids[0], token_ids[len(token_ids) // 2]
     stop = text[len(text) // 2 :][:3] or "the"
     draw = {"temperature": 0.9}
@@ -253,6 +261,7 @@ def sampling_questions(
         "logprobs": {"logprobs": 5},
         "prompt_logprobs": {"prompt_logprobs": 3},
         "max_tokens": {"max_tokens": max(1, (base.params.max_tokens or 2) // 2)},
+        **({"structure": {**draw, "structure": WORDS}} if eos_token_ids and find_spec("llguidance") else {}),
         "many at once": {**draw, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.2, "logit_bias": {first: -2.0}},
     }
     plain = {field.name: getattr(base.params, field.name) for field in fields(SamplingParams)} | {"ignore_eos": False}
