@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from paceline.params import SamplingParams, Structure
 from paceline.serve.protocol.structure import ResponseFormat, Schema, StructuredOutputs
-from paceline.serve.protocol.wire import WireModel
+from paceline.serve.protocol.wire import WireAnswer, WireModel
 from paceline.serve.structure import structure_of
 
 
@@ -92,18 +92,18 @@ def _token_id(text: str) -> int | str:
         return text
 
 
-class PromptTokensDetails(BaseModel):
+class PromptTokensDetails(WireAnswer):
     cached_tokens: int = 0
 
 
-class CompletionTokensDetails(BaseModel):
+class CompletionTokensDetails(WireAnswer):
     """Of the drafts that speculation verified; rejected ones are in no answer and not in ``completion_tokens``."""
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 
 
-class Usage(BaseModel):
+class Usage(WireAnswer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -111,7 +111,7 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
-class Timings(BaseModel):
+class Timings(WireAnswer):
     """Ours: how long the answer took, by the engine's clock."""
 
     ttft_s: float

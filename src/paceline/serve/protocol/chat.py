@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from paceline.serve.protocol.base import SamplingFields, Timings, Usage
 from paceline.serve.protocol.tools import Tool, ToolCall, ToolCallDelta, ToolChoice
-from paceline.serve.protocol.wire import WireModel
+from paceline.serve.protocol.wire import WireAnswer, WireModel
 
 NOT_USED = "taken and not used"
 
@@ -76,7 +76,7 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: str | None = Field(default=None, description=NOT_USED + ": the cache domain follows from the key")
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(WireAnswer):
     """``content`` is null when there are calls alone."""
 
     role: Literal["assistant"] = "assistant"
@@ -85,7 +85,7 @@ class AssistantMessage(BaseModel):
     tool_calls: list[ToolCall] | None = None
 
 
-class Alternative(BaseModel):
+class Alternative(WireAnswer):
     """``bytes`` are what the token stands for; ``token`` shows U+FFFD where they are no whole characters."""
 
     token: str
@@ -97,7 +97,7 @@ class TokenLogprobDocument(Alternative):
     top_logprobs: list[Alternative]
 
 
-class ChatLogprobs(BaseModel):
+class ChatLogprobs(WireAnswer):
     """Tokens stand with the text that they end in; with tools, of all that the model wrote, calls included."""
 
     content: list[TokenLogprobDocument]
@@ -107,14 +107,14 @@ class ChatLogprobs(BaseModel):
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(WireAnswer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason
 
 
-class ChatResponse(BaseModel):
+class ChatResponse(WireAnswer):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
@@ -125,13 +125,13 @@ class ChatResponse(BaseModel):
     timings: Timings | None = None
 
 
-class ChatDelta(BaseModel):
+class ChatDelta(WireAnswer):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(BaseModel):
+class ChatChunkChoice(WireAnswer):
     """``drafted`` (ours, with ``stream_options.include_drafted``): the text the model wrote since the chunk before, cut
     into pieces that speculation drafted or not."""
 
@@ -142,7 +142,7 @@ class ChatChunkChoice(BaseModel):
     drafted: list[tuple[str, bool]] | None = None
 
 
-class ChatChunk(BaseModel):
+class ChatChunk(WireAnswer):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int

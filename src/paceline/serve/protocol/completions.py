@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import Field, StrictInt
 
 from paceline.serve.protocol.base import SamplingFields, Timings, Usage
+from paceline.serve.protocol.wire import WireAnswer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -23,7 +24,7 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool = True
 
 
-class CompletionLogprobs(BaseModel):
+class CompletionLogprobs(WireAnswer):
     """Arrays with an entry for each token. A token that is no text of its own is spelled ``bytes:\\xNN...``."""
 
     tokens: list[str]
@@ -32,14 +33,14 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int] = Field(description="the character of the text with which a token begins")
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(WireAnswer):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionResponse(BaseModel):
+class CompletionResponse(WireAnswer):
     """The choices of prompt ``i`` have the indices from ``i * n`` on."""
 
     id: str
@@ -58,7 +59,7 @@ class CompletionChunkChoice(CompletionChoice):
     drafted: list[tuple[str, bool]] | None = None
 
 
-class CompletionChunk(BaseModel):
+class CompletionChunk(WireAnswer):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int

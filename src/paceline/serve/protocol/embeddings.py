@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import Field, StrictInt
 
-from paceline.serve.protocol.wire import WireModel
+from paceline.serve.protocol.wire import WireAnswer, WireModel
 
 
 class EmbeddingRequest(WireModel):
@@ -21,7 +21,7 @@ class EmbeddingRequest(WireModel):
     user: str | None = Field(default=None, description="taken and not used")
 
 
-class EmbeddingItem(BaseModel):
+class EmbeddingItem(WireAnswer):
     """``embedding``: numbers, or in base64 their bytes as little-endian float32."""
 
     object: Literal["embedding"] = "embedding"
@@ -29,12 +29,12 @@ class EmbeddingItem(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(BaseModel):
+class EmbeddingUsage(WireAnswer):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingResponse(BaseModel):
+class EmbeddingResponse(WireAnswer):
     """``pooling`` (ours) says what the vectors are."""
 
     object: Literal["list"] = "list"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from paceline.serve.protocol.wire import WireAnswer
 
 
-class ModelCard(BaseModel):
+class ModelCard(WireAnswer):
     """``max_model_len`` as vLLM says it: tokens that the context holds."""
 
     id: str
@@ -17,23 +17,23 @@ class ModelCard(BaseModel):
     max_model_len: int | None = None
 
 
-class ModelList(BaseModel):
+class ModelList(WireAnswer):
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class Health(BaseModel):
+class Health(WireAnswer):
     status: str
 
 
-class Readiness(BaseModel):
+class Readiness(WireAnswer):
     """``progress_age_s``: since the engine got on while it had work, 0 without; null while the model loads."""
 
     status: Literal["ready", "loading", "stopping", "broken", "stalled"]
     progress_age_s: float | None
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(WireAnswer):
     """``param`` is the field that is wrong, where it is one."""
 
     message: str
@@ -42,13 +42,13 @@ class ErrorDetail(BaseModel):
     code: str | None
 
 
-class ErrorDocument(BaseModel):
+class ErrorDocument(WireAnswer):
     """What is answered instead, and what the last event of a stream carries that could not be finished."""
 
     error: ErrorDetail
 
 
-class OpenAPIDocument(BaseModel):
+class OpenAPIDocument(WireAnswer):
     openapi: str
     info: dict[str, Any]
     paths: dict[str, Any]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from paceline.serve.protocol.wire import WireAnswer
 
 
-class Percentiles(BaseModel):
+class Percentiles(WireAnswer):
     p50: float
     p95: float
 
 
-class Statistics(BaseModel):
+class Statistics(WireAnswer):
     """Now, or in a window: ``window_s`` before this answer, at most a minute once the server was asked before, and else
     since it started."""
 

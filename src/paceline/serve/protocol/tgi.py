@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, RootModel, StrictInt
+from pydantic import Field, RootModel, StrictInt
 
 from paceline.serve.protocol.structure import TGIGrammar
-from paceline.serve.protocol.wire import WireModel
+from paceline.serve.protocol.wire import WireAnswer, WireModel
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
@@ -51,20 +51,20 @@ class CompatGenerateRequest(GenerateRequest):
     stream: bool = False
 
 
-class PrefillToken(BaseModel):
+class PrefillToken(WireAnswer):
     id: int
     text: str
     logprob: float | None = Field(description="null for the first token, before which there is none")
 
 
-class GeneratedToken(BaseModel):
+class GeneratedToken(WireAnswer):
     id: int
     text: str
     logprob: float
     special: bool
 
 
-class BestOfSequence(BaseModel):
+class BestOfSequence(WireAnswer):
     generated_text: str
     finish_reason: FinishReason
     generated_tokens: int
@@ -74,7 +74,7 @@ class BestOfSequence(BaseModel):
     top_tokens: list[list[GeneratedToken]] | None = None
 
 
-class Details(BaseModel):
+class Details(WireAnswer):
     finish_reason: FinishReason
     generated_tokens: int
     seed: int | None = Field(description="with which the answer can be had again; null for a greedy one")
@@ -84,7 +84,7 @@ class Details(BaseModel):
     best_of_sequences: list[BestOfSequence] | None = None
 
 
-class GenerateResponse(BaseModel):
+class GenerateResponse(WireAnswer):
     """The texts of ``tokens`` that are not special, joined, are ``generated_text``: a stop sequence is part of it."""
 
     generated_text: str
@@ -95,14 +95,14 @@ class GenerateResponses(RootModel[list[GenerateResponse]]):
     """What `/` answers: a list of one."""
 
 
-class StreamDetails(BaseModel):
+class StreamDetails(WireAnswer):
     finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     input_length: int
 
 
-class StreamResponse(BaseModel):
+class StreamResponse(WireAnswer):
     """One token. The last one carries the whole text and the details."""
 
     index: int
@@ -112,12 +112,12 @@ class StreamResponse(BaseModel):
     details: StreamDetails | None = None
 
 
-class ErrorResponse(BaseModel):
+class ErrorResponse(WireAnswer):
     error: str
     error_type: str
 
 
-class Info(BaseModel):
+class Info(WireAnswer):
     model_id: str
     model_sha: str | None = None
     model_dtype: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field, StrictInt, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from paceline.serve.protocol.chat import ChatMessage
 from paceline.serve.protocol.tools import Tool
-from paceline.serve.protocol.wire import WireModel
+from paceline.serve.protocol.wire import WireAnswer, WireModel
 
 
 class TokenizeRequest(WireModel):
@@ -32,7 +32,7 @@ class TokenizeRequest(WireModel):
         return self
 
 
-class TokenizeResponse(BaseModel):
+class TokenizeResponse(WireAnswer):
     count: int
     max_model_len: int
     tokens: list[int]
@@ -44,11 +44,11 @@ class DetokenizeRequest(WireModel):
     tokens: list[StrictInt]
 
 
-class DetokenizeResponse(BaseModel):
+class DetokenizeResponse(WireAnswer):
     prompt: str = Field(description="special tokens are spelled out")
 
 
-class TokenizerInfo(BaseModel):
+class TokenizerInfo(WireAnswer):
     """Null where the model has no such token or template."""
 
     tokenizer_class: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from paceline.serve.protocol.wire import WireModel
+from paceline.serve.protocol.wire import WireAnswer, WireModel
 
 
 class FunctionDefinition(WireModel):
@@ -46,25 +46,25 @@ class NamedTool(WireModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(WireAnswer):
     """``arguments`` is JSON as text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(WireAnswer):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class FunctionCallDelta(BaseModel):
+class FunctionCallDelta(WireAnswer):
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallDelta(BaseModel):
+class ToolCallDelta(WireAnswer):
     """The first of a call has its id, type and name; all have a piece of the arguments, which may be empty."""
 
     index: int
