@@ -54,3 +54,19 @@ def test_an_answer_whose_time_is_up_ends_with_an_error_and_frees_its_pages() -> 
             assert llm.stats().pages_used == 0
 
     asyncio.run(scenario())
+
+
+def test_an_answer_that_came_in_time_is_one_however_late_it_is_read() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        with byte_llm(text="hello") as llm:
+            stream = AnswerStream(Bridge(loop), limit_s=60.0)
+            stream.start(llm, PROMPT, SamplingParams(max_tokens=20), client=EVERYBODY, streaming=True)
+            while not stream._has_end:
+                await asyncio.sleep(0.001)
+            stream._deadline_s = loop.time() - 1.0
+            (completion,) = await stream.completions()
+            assert completion.error is None
+            assert completion.num_completion_tokens == 20
+
+    asyncio.run(scenario())

@@ -128,17 +128,17 @@ class AnswerStream:
         return bool(self._open)
 
     async def next(self, timeout_s: float | None = None) -> list[Delta]:
-        """What has come since the last call, one delta a choice; waits for something. Empty after ``timeout_s``."""
+        """What has come since the last call, one delta a choice (and its end, where the time is up). Waits for
+        something; empty after ``timeout_s``."""
         loop = asyncio.get_running_loop()
         if not self._updates:
             await self._wait(timeout_s)
         early_s = self._last_s + self._bridge.interval_s - loop.time()
         if early_s > 0 and self._updates and not self._has_end:
             await self._wait(early_s, for_end=True)
-        if loop.time() >= self._deadline_s and self._open:
-            deltas = self._timed_out()
-        else:
-            deltas = self._taken()
+        deltas = self._taken()
+        if loop.time() >= self._deadline_s and self._open:  # what came in time is no less an answer for being read late
+            deltas += self._timed_out()
         self._last_s = loop.time()
         self._on_read(deltas)
         return deltas

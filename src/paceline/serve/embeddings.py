@@ -16,6 +16,7 @@ from paceline.serve.answers import Answer, DocumentAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
 from paceline.serve.errors import HTTPError
 from paceline.serve.limits import check_tokens
+from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.embeddings import EmbeddingItem, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 from paceline.serve.service import Exchange, Service
 
@@ -38,6 +39,7 @@ async def create_embeddings(service: Service, exchange: Exchange, http: Request,
             open_streams.callback(stream.close)
             streams.append(stream)
         completions = await until_disconnected(http, _completions(streams))
+    check_outcomes(completions)
     embeddings = [embedding_of(completion, normalize=body.normalize) for completion in completions]
     num_tokens = sum(embedding.num_tokens for embedding in embeddings)
     answer = EmbeddingResponse(

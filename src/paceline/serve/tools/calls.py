@@ -211,7 +211,7 @@ class CallReader:
         """Gives out a call that is whole; False where the object is none."""
         try:
             call = json.loads(self._object.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         arguments = call.get(self._style.arguments)
         name = call.get("name")
