@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.detokenize import Detokenizer
+from paceline.engine.detokenize import Detokenizer, TextPieces
 from paceline.engine.engine import Update
 from paceline.engine.outputs import Completion, Delta
 from paceline.params import SamplingParams
@@ -59,6 +59,11 @@ def whole_text(answer: Answer) -> str:
     return detokenizer.text
 
 
+def joined(pieces: TextPieces) -> str:
+    """The text of pieces."""
+    return "".join(text for text, _ in pieces)
+
+
 def updates(answer: Answer) -> list[tuple[Update, bool]]:
     """What the engine says step by step, and whether the reader reads then."""
     detokenizer = Detokenizer(dict(enumerate(answer.tokens)), (), answer.stop)
@@ -68,13 +73,15 @@ def updates(answer: Answer) -> list[tuple[Update, bool]]:
     for count, is_read in answer.steps:
         for _ in range(count):
             if token < len(answer.tokens) and not detokenizer.stopped:
-                detokenizer.feed(token)
+                detokenizer.feed(token, drafted=token % 3 > 0)
                 token += 1
-        if text := detokenizer.take():
-            said.append((Update(request, Delta(text, [token]), None), is_read))
+        if pieces := detokenizer.take():
+            said.append((Update(request, Delta(joined(pieces), [token], pieces=pieces), None), is_read))
     detokenizer.finish()
+    pieces = detokenizer.take()
     completion = Completion(detokenizer.text, [], "stop", 1)
-    said.append((Update(request, Delta(detokenizer.take(), [], "stop", 0, completion), completion), True))
+    last = Delta(joined(pieces), [], "stop", 0, completion, pieces=pieces)
+    said.append((Update(request, last, completion), True))
     return said
 
 
@@ -87,13 +94,15 @@ def test_a_stream_joins_to_the_text(answer: Answer, coalesce_s: float) -> None:
         llm: Any = ScriptedLLM()
         stream = AnswerStream(bridge)
         stream.start(llm, [1], SamplingParams(), client=EVERYBODY, streaming=True)
-        joined = ""
+        text = ""
         for update, is_read in updates(answer):
             llm.sink(update)
             if is_read and (coalesce_s == 0.0 or update.completion is not None):
-                joined += "".join(delta.text for delta in await stream.next())
+                for delta in await stream.next():
+                    assert joined(delta.pieces) == delta.text
+                    text += delta.text
         assert update.completion is not None
         assert not stream.is_open
-        return joined, update.completion.text
+        return text, update.completion.text
 
     assert asyncio.run(scenario()) == (whole_text(answer),) * 2
