@@ -467,7 +467,7 @@ class LLM:
     # Looking
 
     def stats(self) -> EngineStats:
-        """What the engine has done so far."""
+        """What the engine has done so far, and those before it that broke."""
         return self._engine.stats()
 
     def progress_age_s(self) -> float:

@@ -15,6 +15,7 @@ from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.parts import EngineParts
 from paceline.engine.scheduler import Schedule, Scheduler
+from paceline.engine.stats import EngineStats
 from paceline.errors import CacheDirectoryError, EngineStoppedError, PacelineError
 from paceline.kv.store import PageStore
 from paceline.llm import LLM
@@ -23,6 +24,7 @@ from paceline.serve.keys import KeyRing
 from paceline.serve.service import Service
 from paceline.serve.settings import ServeSettings
 from paceline.serve.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, Supervisor
+from paceline.speculate.counts import DrafterCounts, SpeculationCounts, ZeroReason
 
 FEW = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -76,6 +78,66 @@ def test_an_unseeded_request_draws_anew_after_a_restart() -> None:
             return llm.generate("abc", SamplingParams(temperature=1.0, max_tokens=12)).token_ids
 
     assert draw(breaks=True) == draw(breaks=False), "seeds follow from the number of requests before"
+
+
+def test_totals_go_on_over_restarts_and_the_state_does_not() -> None:
+    with byte_llm() as llm:
+        seen = []
+        for _ in range(3):
+            llm.generate("abc", FEW)
+            seen.append(llm.stats())
+            break_it(llm)
+            broken = llm.stats()
+            llm.restart()
+            assert totals(llm.stats()) == totals(broken)
+            assert llm.stats().num_running == llm.stats().pages_used == llm.stats().pages_cached == 0
+        first, _, last = seen
+        for name in ("output_tokens", "requests_finished", "steps", "rows", "attended_tokens", "cache_query_tokens"):
+            assert getattr(last, name) == 3 * getattr(first, name) > 0, name
+        assert last.executor_s > first.executor_s > 0
+
+
+def totals(stats: EngineStats) -> dict[str, object]:
+    """What must never fall: all that is not of the moment."""
+    now = {"num_running", "num_waiting", "pages_used", "pages_cached", "pages_touched", "pages_total"}
+    return {name: value for name, value in vars(stats).items() if name not in now}
+
+
+def test_counts_of_drafts_add_up_by_drafter_and_by_position() -> None:
+    before = SpeculationCounts(
+        steps=3,
+        proposed=6,
+        accepted=2,
+        position_proposed=(3, 2, 1),
+        position_accepted=(1, 1, 0),
+        saved_s=0.5,
+        draft_s=0.25,
+        drafters={"a": DrafterCounts(2, 4, 2), "b": DrafterCounts(1, 2, 0)},
+        zero_reason=ZeroReason.NO_MATCH,
+        failure="it fell",
+    )
+    now = SpeculationCounts(
+        steps=1,
+        proposed=1,
+        accepted=1,
+        position_proposed=(1,),
+        position_accepted=(1,),
+        saved_s=0.5,
+        draft_s=0.5,
+        drafters={"b": DrafterCounts(1, 1, 1)},
+    )
+    assert now.after(before) == SpeculationCounts(
+        steps=4,
+        proposed=7,
+        accepted=3,
+        position_proposed=(4, 2, 1),
+        position_accepted=(2, 1, 0),
+        saved_s=1.0,
+        draft_s=0.75,
+        drafters={"a": DrafterCounts(2, 4, 2), "b": DrafterCounts(2, 3, 1)},
+        failure="it fell",
+    )
+    assert SpeculationCounts().after(before).drafters == before.drafters
 
 
 def test_one_that_runs_is_left_alone_and_a_closed_one_stays_closed() -> None:
@@ -143,6 +205,7 @@ def test_an_engine_that_always_breaks_stays_broken_and_rare_breaks_are_forgiven(
             await asyncio.sleep(0)
             assert llm.is_broken
             assert supervisor.num_restarts == MAX_RESTARTS + 1
+            assert supervisor.num_breaks == MAX_RESTARTS + 2
 
     asyncio.run(scenario())
 

@@ -13,6 +13,7 @@ import pytest
 from byte_llm import byte_llm
 from live_server import LIMIT_S, MESSAGES, LiveServer, live_server, request_bytes
 from prometheus_client.parser import text_string_to_metric_families
+from test_engine_restart import broken_scheduler
 
 from paceline.engine.outputs import Completion, Delta, Timing
 from paceline.serve.bandwidth import Bandwidth
@@ -66,6 +67,26 @@ def test_histograms_count_the_requests(server: LiveServer) -> None:
     usage = server.chat(max_tokens=4).json()["usage"]
     assert value(samples, "prompt_tokens_total", endpoint=CHAT) == 6 * usage["prompt_tokens"]
     assert value(samples, "cached_prompt_tokens_total", endpoint=CHAT) > 0
+
+
+def test_no_counter_falls_when_the_engine_starts_again(server: LiveServer) -> None:
+    server.chat(max_tokens=4)
+    server.get("/stats")
+    before = scrape(server)
+    with broken_scheduler():
+        assert server.chat(max_tokens=4).status_code == 503
+    assert eventually(lambda: server.service.num_restarts == 1)
+    after = scrape(server)
+    counted = {key: number for key, number in before.items() if key[0].endswith(("_total", "_count", "_sum"))}
+    assert {key: (number, after[key]) for key, number in counted.items() if after[key] < number} == {}
+    assert value(before, "engine_errors_total") == value(before, "engine_restarts_total") == 0
+    assert value(after, "engine_errors_total") == value(after, "engine_restarts_total") == 1
+    assert value(after, "engine_output_tokens_total") == value(before, "engine_output_tokens_total") == 4
+    assert server.chat(max_tokens=4).status_code == 200
+    state = server.get("/stats").json()
+    assert 0 <= state["prefix_hit_rate"] <= 1
+    assert state["read_gb_s"] > 0
+    assert state["restarts"] == 1
 
 
 def test_the_engine_is_read_at_the_scrape(server: LiveServer) -> None:

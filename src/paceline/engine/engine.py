@@ -90,6 +90,7 @@ class Engine:
         self._steps = self._rows = self._attended = self._output_tokens = self._finished = self._failed = 0
         self._python_s = self._executor_s = 0.0
         self._python_since_s: float | None = None  # None while there is no work
+        self._before: EngineStats | None = None  # of the engines that this one follows
         self._speculator: Speculator | None = None
         self._num_holding_back = 0
         self._hold_lock = threading.Lock()
@@ -99,8 +100,10 @@ class Engine:
         self._speculator = speculator
 
     def follow(self, other: Engine) -> None:
-        """Takes over what must go on when this engine replaces another: the numbers of requests, the shares."""
+        """Takes over what must go on when this engine replaces another: the numbers of requests, the shares, the
+        totals."""
         self._ids = other._ids
+        self._before = other.stats()  # final: it takes no more steps
         self.num_shares = other.num_shares
 
     def hold_drafts(self, hold: bool) -> None:
@@ -377,7 +380,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Totals and state. May be called from another thread; the numbers are then of about the same moment."""
         scheduler, pool = self.scheduler, self.scheduler.kv.pool
-        return EngineStats(
+        own = EngineStats(
             steps=self._steps,
             rows=self._rows,
             attended_tokens=self._attended,
@@ -400,3 +403,4 @@ class Engine:
             python_s=self._python_s,
             executor_s=self._executor_s,
         )
+        return own if self._before is None else own.after(self._before)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.speculate.counts import SpeculationCounts
+
+_TOTALS = (
+    "steps",
+    "rows",
+    "attended_tokens",
+    "output_tokens",
+    "requests_finished",
+    "requests_failed",
+    "preemptions",
+    "wasted_tokens",
+    "cache_query_tokens",
+    "cache_hit_tokens",
+    "cache_saved_tokens",
+    "draft_s",
+    "python_s",
+    "executor_s",
+)
+"""Fields that only grow; the others are of the moment. What speculation did adds itself."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Totals since the engine was made, and its state now.
+    """Totals since the engine was made, or the first of those it follows, and its state now.
 
     steps, rows                        passes through the model and token positions computed in them
     attended_tokens                    tokens whose keys and values the steps read, each request counted by itself
@@ -49,6 +67,15 @@ class EngineStats:
     draft_s: float
     python_s: float
     executor_s: float
+
+    def after(self, before: EngineStats) -> EngineStats:
+        """With the totals of an engine that this one took the place of added, so that none of them falls. The state
+        is this one's."""
+        speculation = self.speculation
+        if before.speculation is not None:
+            speculation = (speculation or SpeculationCounts()).after(before.speculation)
+        sums = {name: getattr(self, name) + getattr(before, name) for name in _TOTALS}
+        return replace(self, speculation=speculation, **sums)
 
     @property
     def python_share(self) -> float:

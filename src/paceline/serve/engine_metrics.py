@@ -30,6 +30,8 @@ def engine_metrics(service: Service) -> Iterator[Metric]:
     yield InfoMetricFamily("paceline_model", "The model and the path that runs", value={"model": service.model, **path})
     for name, text, value in _gauges(service, stats):
         yield GaugeMetricFamily(f"paceline_{name}", text, value=value)
+    yield _counter("engine_errors", "Errors outside any request that stopped the engine", service.num_breaks)
+    yield _counter("engine_restarts", "Times that the engine was started again", service.num_restarts)
     for name, text, value in _counters(stats, llm.memory):
         yield _counter(name, text, value)
     yield _labelled(

@@ -85,6 +85,11 @@ class Service:
         return 0 if self._supervisor is None else self._supervisor.num_restarts
 
     @property
+    def num_breaks(self) -> int:
+        """How often an error outside any request has stopped the engine, whether it was started again or not."""
+        return 0 if self._supervisor is None else self._supervisor.num_breaks
+
+    @property
     def llm(self) -> LLM:
         """The model; 503 while it loads."""
         if self._llm is None:

@@ -23,6 +23,7 @@ class Supervisor:
 
     def __init__(self, llm: LLM, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_restarts = 0
+        self.num_breaks = 0
         self._llm = llm
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -36,6 +37,7 @@ class Supervisor:
             self._loop.call_soon_threadsafe(self._consider)
 
     def _consider(self) -> None:
+        self.num_breaks += 1
         now_s = self._clock()
         if len(self._recent) < MAX_RESTARTS or now_s - self._recent[0] > RESTART_WINDOW_S:
             self._recent.append(now_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import zip_longest
 from typing import Any
 
 from paceline.speculate.draft import MAX_NODES, Draft
@@ -26,6 +27,9 @@ class DrafterCounts:
     steps: int = 0
     proposed: int = 0
     accepted: int = 0
+
+    def __add__(self, other: DrafterCounts) -> DrafterCounts:
+        return DrafterCounts(self.steps + other.steps, self.proposed + other.proposed, self.accepted + other.accepted)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,24 @@ class SpeculationCounts:
         """Tokens that a request gets from a step in which it speculates."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
+    def after(self, before: SpeculationCounts) -> SpeculationCounts:
+        """With what speculation did in an earlier engine added; the last step, and the last failure that there was, are
+        this one's."""
+        names = {**before.drafters, **self.drafters}
+        nothing = DrafterCounts()
+        return SpeculationCounts(
+            steps=self.steps + before.steps,
+            proposed=self.proposed + before.proposed,
+            accepted=self.accepted + before.accepted,
+            position_proposed=_sums(self.position_proposed, before.position_proposed),
+            position_accepted=_sums(self.position_accepted, before.position_accepted),
+            saved_s=self.saved_s + before.saved_s,
+            draft_s=self.draft_s + before.draft_s,
+            drafters={name: self.drafters.get(name, nothing) + before.drafters.get(name, nothing) for name in names},
+            zero_reason=self.zero_reason,
+            failure=self.failure or before.failure,
+        )
+
     def document(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return {
@@ -77,6 +99,11 @@ class SpeculationCounts:
             "zero_reason": None if self.zero_reason is None else self.zero_reason.value,
             "failure": self.failure,
         }
+
+
+def _sums(some: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """Position by position, as long as the longer."""
+    return tuple(map(sum, zip_longest(some, others, fillvalue=0)))
 
 
 class Tally:
