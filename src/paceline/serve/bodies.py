@@ -58,7 +58,8 @@ async def _receive(http: Request, max_bytes: int) -> bytes:
     num_bytes = 0
     waits_to_send = http.headers.get("expect", "").lower() == "100-continue"
     announced = http.headers.get("content-length", "")
-    if not (waits_to_send and announced.isdecimal() and int(announced) > max_bytes):
+    most = max_bytes if waits_to_send else max_bytes + SWALLOWED_BYTES
+    if not (announced.isdecimal() and int(announced) > most):
         async for piece in http.stream():
             num_bytes += len(piece)
             if num_bytes <= max_bytes:
