@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import threading
 import time
 import weakref
@@ -12,81 +11,32 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from types import TracebackType
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, overload
 
 from paceline.config import EngineConfig, ModelConfig
-from paceline.engine.detokenize import TokenText
 from paceline.engine.engine import Engine, Update
-from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.engine.outputs import Completion, Delta
 from paceline.engine.parts import EngineParts
 from paceline.engine.pooling import EMBEDDING_PARAMS, Embedding, embedding_of
-from paceline.engine.prompts import Prompt, answers_of, is_list_like, is_single
+from paceline.engine.prompts import (
+    Messages,
+    Prompt,
+    PromptTokenizer,
+    Template,
+    answers_of,
+    is_list_like,
+    is_single,
+)
 from paceline.engine.request import Request, mix_seed
 from paceline.engine.runner import EngineRunner, Sink
 from paceline.engine.stats import EngineStats
-from paceline.engine.stream import DeltaStream, Gathering
+from paceline.engine.stream import DeltaStream, Gathering, Submission, gather
 from paceline.errors import PacelineError, ParameterError, UnsupportedError
 from paceline.executors.base import Executor
-from paceline.kv.layout import KVLayout, MemoryPlan, plan_memory
+from paceline.kv.layout import KVLayout, MemoryPlan
 from paceline.machine import detect_machine
 from paceline.params import SamplingParams, Structure
 from paceline.speculate.speculator import Speculator
-
-Messages = Sequence[Mapping[str, Any]]
-
-
-class PromptTokenizer(TokenText, Protocol):
-    """What an LLM needs of a tokenizer."""
-
-    @property
-    def bos_token_id(self) -> int | None: ...
-
-    @property
-    def add_bos(self) -> bool: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def token_bytes(self, token_id: int, include_special: bool = False) -> bytes:
-        """As ``TokenText`` has it; with ``include_special`` control tokens are spelled out."""
-        ...
-
-
-class Template(Protocol):
-    """What an LLM needs of a chat template."""
-
-    def render(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Any] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str: ...
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A vocabulary is a hundred thousand new objects, none of them garbage: looking for cycles among them costs a
-    quarter of the load."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class Submission:
-    """What was asked for by ``LLM.submit``."""
-
-    def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
-        self._runner = runner
-        self._requests = requests
-
-    def abort(self) -> None:
-        """Ends what has not ended before the next step; its sink hears of it. Does not wait."""
-        self._runner.abort(self._requests)
 
 
 class LLM:
@@ -119,71 +69,12 @@ class LLM:
         start = time.perf_counter()
         if executor not in ("native", "reference"):
             raise ParameterError("executor", executor, "native or reference")
-        with _no_garbage_collection():
-            self._load(model, _with_fields(config or EngineConfig(), config_fields), executor, wrap or (lambda it: it))
-        self.load_s = time.perf_counter() - start
-
-    def _load(self, model: str, config: EngineConfig, executor: str, wrap: Callable[[Executor], Executor]) -> None:
-        """Everything from the name of a model to a running engine."""
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
-        from paceline.engine.eagle_head import find_eagle_head
-        from paceline.engine.persistence import store_opener
-        from paceline.engine.speculation import find_draft_model, identity_of, use_speculation
-        from paceline.text.chat import load_chat_template
-        from paceline.text.tokenizer import load_tokenizer
-        from paceline.weights.catalog import resolve_model
-        from paceline.weights.checkpoint import open_checkpoint
+        from paceline.engine.loading import load_model
 
-        checkpoint = open_checkpoint(resolve_model(model))
-        machine = detect_machine(config.isa)
-        config = config.resolve(machine)
-        context_length = config.context_length or checkpoint.config.context_length
-        if context_length > checkpoint.config.context_length:
-            allowed = f"at most what the model was made for ({checkpoint.config.context_length})"
-            raise ParameterError("context_length", context_length, allowed)
-        if config.speculate in (None, "auto"):
-            config = dataclasses.replace(config, speculate="auto" if executor == "native" else "off")
-        draft_model = find_draft_model(checkpoint, config, context_length, machine.available_bytes)
-        eagle_head = find_eagle_head(checkpoint, config, context_length)
-        draft_bytes = sum(part.num_bytes for part in (draft_model, eagle_head) if part is not None)
-        memory = plan_memory(
-            KVLayout.of(checkpoint.config, config.kv_dtype),
-            available_bytes=machine.available_bytes - draft_bytes,
-            weight_bytes=weight_bytes(checkpoint, config),
-            workspace_bytes=workspace_bytes(checkpoint.config, config),
-            max_batch=config.max_batch,
-            context_length=context_length,
-            kv_memory_bytes=config.kv_memory_bytes,
-        )
-        config = dataclasses.replace(config, context_length=context_length, kv_memory_bytes=memory.kv_bytes)
-        # One after the other: side by side, the packer waits for the interpreter's lock after each of its many calls,
-        # and both together take twice as long.
-        tokenizer = load_tokenizer(checkpoint)
-        loaded: Executor
-        if executor == "native":
-            from paceline.executors.native import NativeExecutor
-
-            loaded = NativeExecutor.load(checkpoint, config)
-        else:
-            from paceline.executors.reference import ReferenceExecutor
-
-            loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
-        parts = EngineParts(
-            wrap(loaded),
-            tokenizer,
-            config,
-            partial(
-                use_speculation,
-                config=config,
-                tokenizer=tokenizer,
-                draft_model=draft_model,
-                eagle_head=eagle_head,
-                target=loaded,
-                model_identity=identity_of(checkpoint.files),
-            ),
-            store_opener(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1]),
-        )
-        self._assemble(parts, tokenizer, load_chat_template(checkpoint), memory)
+        loaded = load_model(model, _with_fields(config or EngineConfig(), config_fields), executor, wrap)
+        self._assemble(loaded.parts, loaded.tokenizer, loaded.chat_template, loaded.memory)
+        self.load_s = time.perf_counter() - start
 
     @classmethod
     def from_parts(
@@ -274,16 +165,7 @@ class LLM:
         """
         groups = self._request_groups(prompts, params, cache_domain)
         requests = [request for group in groups for request in group]
-        done = threading.Event()
-        gathering = Gathering(requests, done.set)
-        if requests:
-            try:
-                self._runner.submit(requests, gathering)
-                done.wait()
-            except BaseException:  # KeyboardInterrupt
-                self._runner.abort(requests)
-                raise
-        return answers_of(gathering.completions(), groups, single=is_single(prompts))
+        return answers_of(gather(self._runner, requests), groups, single=is_single(prompts))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, cache_domain: str = "") -> DeltaStream:
         """The pieces of the answer to a prompt as they come. Closing or dropping the iterator aborts the request."""
@@ -297,16 +179,7 @@ class LLM:
         if not is_list_like(prompts) or is_single(prompts):
             raise ParameterError("prompts", prompts, "a list of prompts: texts, or lists of token ids")
         requests = [self._requests(prompt, EMBEDDING_PARAMS, cache_domain, embed=True)[0] for prompt in prompts]
-        done = threading.Event()
-        gathering = Gathering(requests, done.set)
-        if requests:
-            try:
-                self._runner.submit(requests, gathering)
-                done.wait()
-            except BaseException:  # KeyboardInterrupt
-                self._runner.abort(requests)
-                raise
-        return [embedding_of(completion, normalize=normalize) for completion in gathering.completions()]
+        return [embedding_of(completion, normalize=normalize) for completion in gather(self._runner, requests)]
 
     @overload
     def chat(

@@ -90,7 +90,6 @@ def updates(answer: Answer) -> list[tuple[Update, bool]]:
 def test_a_stream_joins_to_the_text(answer: Answer, coalesce_s: float) -> None:
     async def scenario() -> tuple[str, str]:
         bridge = Bridge(asyncio.get_running_loop(), coalesce_s=coalesce_s)
-        bridge.num_open = 100  # so many that chunks are coalesced
         llm: Any = ScriptedLLM()
         stream = AnswerStream(bridge)
         stream.start(llm, [1], SamplingParams(), client=EVERYBODY, streaming=True)

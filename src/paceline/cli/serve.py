@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-logprobs", type=int, metavar="N", help="most alternatives for a token (default 20)")
     add("--max-connections", type=int, metavar="N", help="connections at a time (default 1024)")
     add("--request-timeout-s", type=float, metavar="S", help="longest that an answer may take (default: any)")
+    add(
+        "--coalesce-ms",
+        type=float,
+        metavar="MS",
+        help="least time between two chunks of a stream (default 40; 0: none)",
+    )
     add("--log-format", choices=("json", "text", "off"), help="the line of a request on standard error (default text)")
     add("--max-stall-s", type=float, metavar="S", help="time without progress from which it is not ready (default 60)")
     add("--metrics-by-client", action="store_true", help="tell the metrics of each key apart")

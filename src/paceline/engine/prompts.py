@@ -1,15 +1,49 @@
-"""What a caller may give as a prompt or as a list of prompts, and the shape of what comes back for it."""
+"""What a caller may give as a prompt or as a list of prompts, what turns it into tokens, and the shape of what comes
+back for it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from paceline.engine.detokenize import TokenText
 from paceline.engine.outputs import Completion
 from paceline.engine.request import Request
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
+
+Messages = Sequence[Mapping[str, Any]]
+"""Each with "role" and "content", and what else a template reads."""
+
+
+class PromptTokenizer(TokenText, Protocol):
+    """What an LLM needs of a tokenizer."""
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def add_bos(self) -> bool: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token_id: int, include_special: bool = False) -> bytes:
+        """As ``TokenText`` has it; with ``include_special`` control tokens are spelled out."""
+        ...
+
+
+class Template(Protocol):
+    """What an LLM needs of a chat template."""
+
+    def render(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str: ...
 
 
 def is_list_like(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
@@ -29,6 +30,32 @@ class Gathering:
     def completions(self) -> list[Completion]:
         """The completions, in the order of the requests."""
         return [self._completions[request] for request in self._requests]
+
+
+def gather(runner: EngineRunner, requests: Sequence[Request]) -> list[Completion]:
+    """The completions of requests, all submitted at once; an interrupt while it waits aborts them."""
+    done = threading.Event()
+    gathering = Gathering(requests, done.set)
+    if requests:
+        try:
+            runner.submit(requests, gathering)
+            done.wait()
+        except BaseException:  # KeyboardInterrupt
+            runner.abort(requests)
+            raise
+    return gathering.completions()
+
+
+class Submission:
+    """What was asked for by ``LLM.submit``."""
+
+    def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
+        self._runner = runner
+        self._requests = requests
+
+    def abort(self) -> None:
+        """Ends what has not ended before the next step; its sink hears of it. Does not wait."""
+        self._runner.abort(self._requests)
 
 
 class DeltaStream(Iterator[Delta]):

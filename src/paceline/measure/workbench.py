@@ -13,8 +13,9 @@ from typing import Protocol
 
 from paceline.config import PAGE_TOKENS, SPLIT_TOKENS, EngineConfig, ModelConfig
 from paceline.engine.outputs import Completion, TokenLogprob
+from paceline.engine.prompts import PromptTokenizer
 from paceline.executors.base import Executor
-from paceline.llm import LLM, PromptTokenizer
+from paceline.llm import LLM
 from paceline.measure.cells import SHARED_TOKENS, Cell, Question, number_of_requests
 from paceline.measure.losslessness import Answer, Position
 from paceline.measure.planted_drafts import PlantedDrafter

@@ -15,21 +15,18 @@ from collections.abc import Callable, Sequence
 from paceline.engine.detokenize import merge_pieces
 from paceline.engine.engine import Update
 from paceline.engine.outputs import Completion, Delta, TokenLogprob
+from paceline.engine.stream import Submission
 from paceline.errors import RequestTimeoutError
-from paceline.llm import LLM, Submission
+from paceline.llm import LLM
 from paceline.params import SamplingParams
 from paceline.serve.keys import Client
 
-FEW_STREAMS = 4
-"""So many open streams are each handed every token at once."""
-
 
 class Bridge:
-    """Wakes streams of one event loop from the engine's thread. ``num_open``: streams whose answers have not ended."""
+    """Wakes streams of one event loop from the engine's thread; of each stream, two pieces are ``coalesce_s`` apart."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, coalesce_s: float = 0.0) -> None:
-        self.num_open = 0
-        self._coalesce_s = coalesce_s
+        self.coalesce_s = coalesce_s
         self._loop = loop
         self._fed: deque[AnswerStream] = deque()
         self._is_woken = False
@@ -40,11 +37,6 @@ class Bridge:
         if not self._is_woken:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._wake)
-
-    @property
-    def interval_s(self) -> float:
-        """Least time between two pieces of a stream now."""
-        return self._coalesce_s if self.num_open > FEW_STREAMS else 0.0
 
     def _wake(self) -> None:
         self._is_woken = False  # before the queue is emptied: what comes now wakes the loop once more
@@ -102,7 +94,6 @@ class AnswerStream:
         )
         self._num_prompt = len(prompt)
         self._open = set(range(params.n))
-        self._bridge.num_open += 1
         if self._limit_s is not None:
             self._deadline_s = asyncio.get_running_loop().time() + self._limit_s
 
@@ -111,7 +102,8 @@ class AnswerStream:
         self._updates.append(update)
         if update.completion is not None:
             self._has_end = True
-        self._bridge.notify(self)
+        if self._has_end or not self._waits_for_end:  # else its timer wakes it, and the loop can sleep on
+            self._bridge.notify(self)
 
     def wake(self) -> None:
         """The loop: something has come."""
@@ -131,11 +123,11 @@ class AnswerStream:
         """What has come since the last call, one delta a choice (and its end, where the time is up). Waits for
         something; empty after ``timeout_s``."""
         loop = asyncio.get_running_loop()
+        early_s = self._last_s + self._bridge.coalesce_s - loop.time()
+        if early_s > 0 and not self._has_end:
+            await self._wait(early_s, for_end=True)
         if not self._updates:
             await self._wait(timeout_s)
-        early_s = self._last_s + self._bridge.interval_s - loop.time()
-        if early_s > 0 and self._updates and not self._has_end:
-            await self._wait(early_s, for_end=True)
         deltas = self._taken()
         if loop.time() >= self._deadline_s and self._open:  # what came in time is no less an answer for being read late
             deltas += self._timed_out()
@@ -147,12 +139,14 @@ class AnswerStream:
         """Until something comes (or, ``for_end``, an answer's end), the time is up, or the deadline."""
         loop = asyncio.get_running_loop()
         self._waiter, self._waits_for_end = loop.create_future(), for_end
+        if self._has_end or (self._updates and not for_end):  # came before the engine's thread could see who waits
+            self._stop_waiting()
         until_s = self._deadline_s if timeout_s is None else min(self._deadline_s, loop.time() + timeout_s)
         timer = None if until_s == math.inf else loop.call_at(until_s, self._stop_waiting)
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter, self._waits_for_end = None, False
             if timer is not None:
                 timer.cancel()
 
@@ -165,7 +159,7 @@ class AnswerStream:
             delta = update.delta or _whole(update)
             found.setdefault(delta.index, []).append(delta)
             if update.completion is not None:
-                self._end(delta.index)
+                self._open.discard(delta.index)
         return [_joined(found[index]) for index in sorted(found)]
 
     def _timed_out(self) -> list[Delta]:
@@ -176,11 +170,6 @@ class AnswerStream:
         deltas = [Delta("", [], "error", index, end) for index, end in zip(sorted(self._open), ends, strict=True)]
         self.close()
         return deltas
-
-    def _end(self, index: int) -> None:
-        self._open.discard(index)
-        if not self._open:
-            self._bridge.num_open -= 1
 
     async def completions(self) -> list[Completion]:
         """All answers, by choice, once the last has ended."""
@@ -195,8 +184,7 @@ class AnswerStream:
         """Aborts what still runs. May be called again."""
         if self._open and self._submission is not None:
             self._submission.abort()
-        for index in list(self._open):
-            self._end(index)
+        self._open.clear()
 
 
 def _whole(update: Update) -> Delta:

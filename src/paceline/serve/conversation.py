@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paceline.engine.prompts import Template
 from paceline.errors import ParameterError, UnsupportedError
-from paceline.llm import Template
 from paceline.serve.protocol.chat import ChatMessage, ChatRequest
 from paceline.serve.tools.detect import template_style
 from paceline.serve.tools.hermes import HERMES, instructions, result_text

@@ -34,7 +34,7 @@ class ServeSettings:
     max_stall_s        time without progress from which a server that has work is not ready
     log_format         of the line that a request leaves on standard error: json, text, or off for none
     metrics_by_client  whether metrics have a label for the key's name
-    coalesce_ms        least time between two chunks of one stream while many streams run; the first token never waits
+    coalesce_ms        least time between two chunks of one stream, but for its first and its end
     """
 
     host: str = "127.0.0.1"
@@ -55,7 +55,7 @@ class ServeSettings:
     request_timeout_s: float | None = None
     shutdown_s: float = 30.0
     ping_s: float = 10.0
-    coalesce_ms: float = 0.0
+    coalesce_ms: float = 40.0
     log_format: LogFormat = "text"
     max_stall_s: float = 60.0
     metrics_by_client: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.llm import PromptTokenizer
+from paceline.engine.prompts import PromptTokenizer
 
 
 def spelled(token_bytes: bytes) -> str:

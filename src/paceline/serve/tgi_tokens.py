@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.engine.detokenize import Utf8Decoder, missing_bytes
 from paceline.engine.outputs import Completion, TokenLogprob
-from paceline.llm import PromptTokenizer
+from paceline.engine.prompts import PromptTokenizer
 from paceline.serve.logprobs import finite
 from paceline.serve.spelling import Spelling
 

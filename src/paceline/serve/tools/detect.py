@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.engine.prompts import Template
 from paceline.errors import ParameterError
-from paceline.llm import Template
 from paceline.serve.tools.hermes import HERMES
 from paceline.serve.tools.llama3 import LLAMA3
 from paceline.serve.tools.style import CallStyle
