@@ -116,6 +116,7 @@ def test_the_endpoint_takes_all_forms_of_input_and_says_what_it_gives() -> None:
         ({"input": [[]]}, "input"),
         ({"input": "abc", "encoding_format": "int8"}, "encoding_format"),
         ({"input": [100000]}, "input"),
+        ({"input": "a" * 5000}, "input"),
     ],
 )
 def test_what_cannot_be_embedded_is_400_and_named(fields: dict[str, object], param: str) -> None:

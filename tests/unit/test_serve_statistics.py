@@ -79,6 +79,7 @@ def test_a_step_that_hangs_makes_the_server_unready_and_not_dead() -> None:
             assert (ready.status_code, ready.json()["status"]) == (503, "stalled")
             assert ready.json()["progress_age_s"] > 0.05
             assert server.get("/health/live").status_code == 200
+            assert server.get("/health").status_code == 503, "as Text Generation Inference is asked"
             submission.abort()
         finally:
             executor.gate.set()

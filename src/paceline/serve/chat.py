@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from textwrap import shorten
@@ -11,7 +10,6 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paceline import __version__
 from paceline.engine.outputs import Completion
 from paceline.errors import ParameterError
 from paceline.params import SamplingParams
@@ -20,6 +18,7 @@ from paceline.serve.chat_choice import ChatChoice, message_document
 from paceline.serve.chat_stream import ChunkWriter, chat_events
 from paceline.serve.conversation import read_conversation
 from paceline.serve.events import AnswerEvents
+from paceline.serve.head import head_of
 from paceline.serve.limits import check_limits
 from paceline.serve.outcomes import check_outcomes
 from paceline.serve.protocol.chat import ChatRequest
@@ -30,8 +29,6 @@ from paceline.serve.usage import timings_document, usage_document
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
 """Where in a grammar of ours a schema of the client's stands: nothing to tell."""
 
-FINGERPRINT = f"paceline-{__version__}"
-
 
 async def create_chat_completion(service: Service, exchange: Exchange, http: Request, body: ChatRequest) -> Answer:
     """The assistant's next message, whole or as a stream of chunks."""
@@ -41,19 +38,14 @@ async def create_chat_completion(service: Service, exchange: Exchange, http: Req
     check_limits(service.settings, params, logprobs_field="top_logprobs")
     prompt = await service.encode(text, add_special_tokens=False)
     try:
-        stream = await service.ask(exchange, prompt, params, streaming=body.stream)
+        stream = await service.ask(exchange, prompt, params, field="messages", streaming=body.stream)
     except ParameterError as error:
         if toolbox is None or error.field != "structure":
             raise
         names = shorten(", ".join(toolbox.names), 80, placeholder=" ...")
         raise ParameterError("tools", names, _POSITION.sub("", error.allowed).partition("\n")[0]) from error
-    head = {
-        "id": f"chatcmpl-{exchange.request_id}",
-        "object": "chat.completion.chunk" if body.stream else "chat.completion",
-        "created": int(time.time()),
-        "model": service.model,
-        "system_fingerprint": FINGERPRINT,
-    }
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head = head_of(exchange, service.model, "chatcmpl", kind)
     choices = [ChatChoice(toolbox, has_logprobs=params.logprobs is not None) for _ in range(params.n)]
     if body.stream:
         writer = ChunkWriter(head, choices, body.stream_options)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -12,15 +10,15 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paceline import __version__
 from paceline.engine.detokenize import TextPieces, missing_bytes
 from paceline.engine.outputs import Completion, Delta
 from paceline.errors import ContextLengthError
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
-from paceline.serve.errors import HTTPError
+from paceline.serve.errors import HTTPError, too_long
 from paceline.serve.events import AnswerEvents
+from paceline.serve.head import head_of
 from paceline.serve.limits import check_limits, check_tokens, context_length
 from paceline.serve.logprobs import TokenArrays, joined, prompt_arrays
 from paceline.serve.merging import merged
@@ -29,10 +27,8 @@ from paceline.serve.protocol.base import StreamOptions
 from paceline.serve.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from paceline.serve.service import Exchange, Service
 from paceline.serve.spelling import Spelling
-from paceline.serve.sse import DONE, PING, event
+from paceline.serve.sse import DONE, PING, event, json_text
 from paceline.serve.usage import timings_document, total_usage, usage_document
-
-FINGERPRINT = f"paceline-{__version__}"
 
 
 @dataclass(frozen=True)
@@ -86,13 +82,7 @@ async def create_completion(service: Service, exchange: Exchange, http: Request,
     """The continuations of one or several prompts, whole or as a stream of chunks."""
     service.check_model(body.model)
     job = await _job(service, body)
-    head = {
-        "id": f"cmpl-{exchange.request_id}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.model,
-        "system_fingerprint": FINGERPRINT,
-    }
+    head = head_of(exchange, service.model, "cmpl", "text_completion")
     options = body.stream_options or StreamOptions()
     if body.stream and job.shows_answer:
         scored = await until_disconnected(http, _scored(service, exchange, job)) if job.is_scored else None
@@ -167,7 +157,7 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[_Prompt]:
             prompts.append(_Prompt(tokens, prompt))
         else:
             if len(prompt) >= longest:  # before work is done on all of them
-                raise _too_long(ContextLengthError(len(prompt), longest))
+                raise too_long(str(ContextLengthError(len(prompt), longest)), "prompt")
             check_tokens(service.llm, prompt, "prompt")
             prompts.append(_Prompt(prompt, service.spelling.text_of(prompt) if body.echo else ""))
     return prompts
@@ -180,17 +170,11 @@ async def _ask(
     streams: list[AnswerStream] = []
     try:
         for prompt in job.prompts:
-            streams.append(await service.ask(exchange, prompt.tokens, params, streaming=streaming))
-    except BaseException as error:
+            streams.append(await service.ask(exchange, prompt.tokens, params, field="prompt", streaming=streaming))
+    except BaseException:
         _close(streams)
-        if isinstance(error, ContextLengthError):
-            raise _too_long(error) from error
         raise
     return streams
-
-
-def _too_long(error: ContextLengthError) -> HTTPError:
-    return HTTPError(400, str(error), param="prompt", code="context_length_exceeded")
 
 
 def _close(streams: Sequence[AnswerStream]) -> None:
@@ -260,7 +244,7 @@ class _Chunks:
         self._scored = scored
         self._arrays = [job.arrays(prompt) for prompt in job.prompts for _ in range(job.params.n)]
         self._answers: list[dict[int, Completion]] = [{} for _ in job.prompts]
-        self._start = f"data: {_json(head)[:-1]}"
+        self._start = f"data: {json_text(head)[:-1]}"
         self._end = ',"usage":null}\n\n' if options.include_usage else "}\n\n"
 
     async def of(self, streams: Sequence[AnswerStream], ping_s: float) -> AsyncGenerator[bytes, None]:
@@ -297,7 +281,7 @@ class _Chunks:
             drafted = delta.pieces if self._options.include_drafted else None
             chunks += self._chunk(index, delta.text, logprobs=logprobs, drafted=drafted)
         if completion is not None:
-            chunks += self._chunk(index, "", reason=_json(completion.finish_reason))
+            chunks += self._chunk(index, "", reason=json_text(completion.finish_reason))
         return chunks
 
     def _chunk(
@@ -309,9 +293,9 @@ class _Chunks:
         drafted: TextPieces | None = None,
         reason: str = "null",
     ) -> str:
-        arrays = "null" if logprobs is None else _json(logprobs)
-        extras = "" if drafted is None else f',"drafted":{_json(drafted)}'
-        choice = f'{{"index":{index},"text":{_json(text)},"logprobs":{arrays}{extras},"finish_reason":{reason}}}'
+        arrays = "null" if logprobs is None else json_text(logprobs)
+        extras = "" if drafted is None else f',"drafted":{json_text(drafted)}'
+        choice = f'{{"index":{index},"text":{json_text(text)},"logprobs":{arrays}{extras},"finish_reason":{reason}}}'
         return f'{self._start},"choices":[{choice}]{self._end}'
 
     def _usage(self) -> bytes:
@@ -319,7 +303,3 @@ class _Chunks:
         usage = total_usage([usage_document(completions) for completions in answers])
         timings = {"timings": timings_document(answers[0][0])} if len(answers) == 1 else {}
         return event({**self._head, "choices": [], "usage": usage, **timings})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

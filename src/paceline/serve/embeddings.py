@@ -35,7 +35,7 @@ async def create_embeddings(service: Service, exchange: Exchange, http: Request,
     with ExitStack() as open_streams:
         streams: list[AnswerStream] = []
         for prompt in prompts:
-            stream = await service.ask(exchange, prompt, EMBEDDING_PARAMS, streaming=False, embed=True)
+            stream = await service.ask(exchange, prompt, EMBEDDING_PARAMS, field="input", streaming=False, embed=True)
             open_streams.callback(stream.close)
             streams.append(stream)
         completions = await until_disconnected(http, _completions(streams))

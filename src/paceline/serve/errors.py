@@ -9,7 +9,6 @@ from typing import Any
 from paceline.engine.stats import EngineStats
 from paceline.errors import (
     CapacityError,
-    ContextLengthError,
     KVCapacityError,
     OverloadError,
     PacelineError,
@@ -54,6 +53,13 @@ class Problem:
 
 
 RETRY_AFTER_S = 1
+
+
+def too_long(message: str, field: str) -> HTTPError:
+    """400 for a prompt that does not fit; ``field`` of the request holds it."""
+    return HTTPError(400, message, param=field, code="context_length_exceeded")
+
+
 INTERNAL_ERROR = "internal_error"
 """The code of what no client caused."""
 
@@ -72,8 +78,6 @@ def problem_of(error: BaseException) -> Problem:
     """What a client is told of ``error``. Of a bug of ours it learns the kind alone; the log has the rest."""
     if isinstance(error, HTTPError):
         return error.problem
-    if isinstance(error, ContextLengthError):
-        return Problem(400, str(error), "invalid_request_error", "messages", "context_length_exceeded")
     if isinstance(error, ParameterError):
         return Problem(400, str(error), "invalid_request_error", error.field, "invalid_value")
     if isinstance(error, OverloadError):

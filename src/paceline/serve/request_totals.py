@@ -1,7 +1,7 @@
 """Counts and distributions over all requests of a server, by endpoint.
 
-Plain numbers that only the event loop touches: a chunk costs well under a microsecond, and the library that writes them
-for Prometheus is not needed before somebody asks.
+Plain numbers that only the event loop touches, so that the library that writes them for Prometheus is not needed before
+somebody asks.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
+from paceline.errors import ContextLengthError
 from paceline.llm import LLM
 from paceline.params import SamplingParams
 from paceline.serve.bandwidth import Bandwidth
 from paceline.serve.bridge import AnswerStream, Bridge
-from paceline.serve.errors import HTTPError
+from paceline.serve.errors import HTTPError, too_long
 from paceline.serve.exchange import Exchange as Exchange  # handlers take both from here
 from paceline.serve.keys import KeyRing
 from paceline.serve.recent import Recent
@@ -126,22 +127,23 @@ class Service:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
+        field: str,
         streaming: bool,
         embed: bool = False,
     ) -> AnswerStream:
-        """Starts the answers to a prompt (or its embedding); the caller closes the stream."""
+        """Starts the answers to a prompt (or its embedding), which stands in ``field`` of the request. The caller
+        closes the stream. Raises 400 where it is too long, and what ``LLM.submit`` raises."""
         limit = self.settings.max_prompt_tokens
         if limit is not None and len(prompt) > limit:
-            raise HTTPError(
-                400,
-                f"the prompt has {len(prompt)} tokens and this server takes {limit}",
-                code="context_length_exceeded",
-            )
+            raise too_long(f"the prompt has {len(prompt)} tokens and this server takes {limit}", field)
         llm = self.llm
         assert self._bridge is not None
         if params.structure is not None:  # it is compiled then, and asking takes microseconds
             await asyncio.to_thread(llm.prepare_structure, params.structure)
         stream = AnswerStream(self._bridge, exchange.heard, limit_s=self.settings.request_timeout_s)
-        stream.start(llm, prompt, params, client=exchange.client, streaming=streaming, embed=embed)
+        try:
+            stream.start(llm, prompt, params, client=exchange.client, streaming=streaming, embed=embed)
+        except ContextLengthError as error:
+            raise too_long(str(error), field) from error
         exchange.asked(len(prompt), params.n, streaming=streaming)
         return stream

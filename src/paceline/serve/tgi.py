@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from paceline import __version__
 from paceline.engine.outputs import Completion, Delta
-from paceline.llm import PromptTokenizer
+from paceline.engine.prompts import PromptTokenizer
 from paceline.params import SamplingParams
 from paceline.serve.answers import Answer, DocumentAnswer, EventAnswer, TextAnswer, until_disconnected
 from paceline.serve.bridge import AnswerStream
@@ -70,7 +70,7 @@ async def generate_stream(service: Service, exchange: Exchange, http: Request, b
     if asked.decoder_input_details:
         raise _refusal("decoder_input_details", True, "false in a stream")
     job = await _job(service, body, streaming=True)
-    stream = await service.ask(exchange, job.prompt, job.params, streaming=True)
+    stream = await service.ask(exchange, job.prompt, job.params, field="inputs", streaming=True)
     return EventAnswer(AnswerEvents(_events(stream, job, service.settings.ping_s), [stream]))
 
 
@@ -108,7 +108,7 @@ async def info(service: Service, exchange: Exchange, http: Request, body: None) 
 
 async def health(service: Service, exchange: Exchange, http: Request, body: None) -> Answer:
     """200 while requests are taken, 503 otherwise; no body."""
-    return TextAnswer("", status=200 if service.is_loaded and not service.is_stopping else 503)
+    return TextAnswer("", status=200 if service.status == "ready" else 503)
 
 
 def _refusal(field: str, value: object, allowed: str) -> HTTPError:
@@ -175,7 +175,7 @@ def _is_sampled(asked: GenerateParameters) -> bool:
 
 async def _generated(service: Service, exchange: Exchange, http: Request, body: GenerateRequest) -> dict[str, Any]:
     job = await _job(service, body, streaming=False)
-    stream = await service.ask(exchange, job.prompt, job.params, streaming=False)
+    stream = await service.ask(exchange, job.prompt, job.params, field="inputs", streaming=False)
     try:
         completions = await until_disconnected(http, stream.completions())
     finally:

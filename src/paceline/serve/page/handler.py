@@ -14,7 +14,6 @@ async def show_page(service: Service, exchange: Exchange, http: Request, body: N
     document = page_document()
     headers = {
         "Content-Security-Policy": document.policy,
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
