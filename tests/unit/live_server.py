@@ -7,7 +7,8 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,3 +104,17 @@ def live_server(
             loop.close()
             if llm is not None:
                 llm.close()
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether it becomes true before the time is up."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    return condition()
+
+
+def is_idle(server: LiveServer) -> bool:
+    """Whether nothing runs or waits, and no page is kept."""
+    stats = server.service.llm.stats()
+    return stats.num_running == stats.num_waiting == stats.pages_used == 0

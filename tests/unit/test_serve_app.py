@@ -6,13 +6,13 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import httpx
 import pytest
 from byte_llm import byte_llm
-from live_server import LIMIT_S, MESSAGES, LiveServer, live_server, read_all, request_bytes
+from live_server import LIMIT_S, MESSAGES, LiveServer, eventually, is_idle, live_server, read_all, request_bytes
 
 from paceline.config import EngineConfig
 from paceline.serve.keys import KeyRing
@@ -27,19 +27,6 @@ def server() -> Iterator[LiveServer]:
         byte_llm(text="hello\0"), ServeSettings(header_s=0.3, body_s=0.3, max_body_bytes=100_000)
     ) as running:
         yield running
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether it becomes true before the time is up."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.002)
-    return condition()
-
-
-def is_idle(server: LiveServer) -> bool:
-    stats = server.service.llm.stats()
-    return stats.num_running == stats.num_waiting == stats.pages_used == 0
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

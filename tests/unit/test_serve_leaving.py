@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from byte_llm import byte_llm
-from live_server import LIMIT_S, LiveServer, live_server, request_bytes
+from live_server import LIMIT_S, eventually, is_idle, live_server, request_bytes
 
 LONG = 3000
 GREEDY = {"max_tokens": LONG, "temperature": 0}
 TGI = {"inputs": "x", "parameters": {"max_new_tokens": LONG}}
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether it becomes true before the time is up."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.002)
-    return condition()
-
-
-def is_idle(server: LiveServer) -> bool:
-    """Whether nothing runs or waits, and no page is kept."""
-    stats = server.service.llm.stats()
-    return stats.num_running == stats.num_waiting == stats.pages_used == 0
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from byte_llm import byte_llm
-from live_server import LIMIT_S, MESSAGES, LiveServer, live_server, request_bytes
+from live_server import LIMIT_S, MESSAGES, LiveServer, eventually, live_server, request_bytes
 from prometheus_client.parser import text_string_to_metric_families
 from test_engine_restart import broken_scheduler
 
@@ -40,13 +39,6 @@ def scrape(server: LiveServer, *, settled: bool = True, **options: object) -> Sa
     assert answer.status_code == 200
     families = text_string_to_metric_families(answer.text)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.005)
-    return condition()
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -102,8 +103,7 @@ def parse_body(data: bytes, model: type[BaseModel]) -> BaseModel:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{_shown(twice)} stands twice in one object")
     return found
 
