@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 from grammar_vocabulary import ENDS, VOCAB, GrammarTokenizer, constraint_of
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ParameterError
@@ -87,7 +87,12 @@ def random_answer(constraint: Constraint, rng: random.Random) -> str | None:
     return data.decode()
 
 
+EXCLUDED = {"type": "number", "exclusiveMinimum": 3, "maximum": 6.5}
+BOUNDED = {"type": "number", "exclusiveMinimum": 0, "maximum": 3.5}
+
+
 @settings(max_examples=150, deadline=None)
+@example(schema={"allOf": [BOUNDED, EXCLUDED]}, seed=0)
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_answers_are_valid(schema: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)

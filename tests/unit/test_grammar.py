@@ -51,6 +51,12 @@ CASES: list[tuple[Structure, list[str], list[str]]] = [
         ['{"name": "Ann"}', '{"name": "Ann", "age": 131}', '{"name": "Ann", "age": 1, "x": 2}', '{"name":1,"age":1}'],
     ),
     (Structure("json_schema", "true"), ["1", "[]", '"x"'], ["x"]),
+    (Structure("json_schema", '{"type": "number", "exclusiveMinimum": 3, "maximum": 4.5}'), ["3.1", "4"], ["3", "5"]),
+    (
+        Structure("json_schema", '{"prefixItems": [{"exclusiveMinimum": 3}, {"maximum": 3.5}], "minItems": 2}'),
+        ["[3.1,3.5]"],
+        ["[3,3.5]"],
+    ),
     (Structure("regex", r"\d{3}-[a-z]+"), ["123-abc"], ["12-abc", "123-", "x123-abc"]),
     (Structure("regex", "^ab$"), ["ab"], ["^ab$", "abc"]),
     (
@@ -92,6 +98,10 @@ REFUSED = {
     "one in a name": Structure("json_schema", '{"properties": {"\\u0001": {}}}'),
     "one in a pattern": Structure("json_schema", '{"items": {"pattern": "a\\\\x07b"}}'),
     "names that may come twice": Structure("json_schema", '{"minProperties": 2, "required": []}'),
+    "an excluded number that comes back": Structure("json_schema", '{"exclusiveMinimum": 3, "maximum": 3.5}'),
+    "a negative one": Structure("json_schema", '{"minimum": -3.5, "exclusiveMaximum": -3}'),
+    "minus zero": Structure("json_schema", '{"minimum": -0.5, "exclusiveMaximum": 0}'),
+    "one in parts": Structure("json_schema", '{"allOf": [{"exclusiveMinimum": 3}, {"exclusiveMaximum": 3.5}]}'),
     "too deep for a schema": Structure("json_schema", '{"items":' * 300 + "{}" + "}" * 300),
     "too many parts": Structure("json_schema", json.dumps({"anyOf": [{"const": i} for i in range(6000)]})),
     "rules without end": Structure("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(6000))),

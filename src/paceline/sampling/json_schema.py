@@ -6,6 +6,8 @@ Departures from what llguidance does by itself, each seen in an answer that anot
   value may be anything. Every character but the rarest control characters can be written without.
 - So schemas whose own texts or patterns hold such characters are refused: they would be left out.
 - ``minProperties`` counts a name that comes twice as two.
+- A number between an excluded whole number and a bound less than one away from it may be that whole number. Bounds of
+  parts that are combined meet somewhere, so there all pairs count.
 
 Checked by: tests/property/test_schema_answers.py, benchmarks/json_schema.py.
 """
@@ -33,6 +35,8 @@ JSON_OPTIONS: dict[str, object] = {
 
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
+
+_COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef")
 
 _RARE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
 _RARE_IN_PATTERN = re.compile(_RARE.pattern + r"|\\(?:x[01{]|u00[01]|u\{|[c0va])")
@@ -68,6 +72,29 @@ def check_schema(schema: dict[str, Any]) -> None:
         num_required = len(required) if isinstance(required, list) else 0
         if isinstance(least, int | float) and least - num_required >= 2:
             raise ValueError("minProperties is at most one more than what is required: a name may come twice")
+    parts = list(_parts(schema))
+    is_combined = any(keyword in part for part in parts for keyword in _COMBINING)
+    for together in [parts] if is_combined else [[part] for part in parts]:
+        _check_bounds(together)
+
+
+def _check_bounds(parts: list[dict[str, Any]]) -> None:
+    """Raises ``ValueError`` where an excluded whole number could come back."""
+
+    def bounds(keyword: str) -> list[float]:
+        values = [part.get(keyword) for part in parts]
+        return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+
+    for excluded in bounds("exclusiveMinimum"):
+        for highest in [*bounds("maximum"), *bounds("exclusiveMaximum")]:
+            if excluded >= 0 and excluded % 1 == 0 and excluded <= highest < excluded + 1:
+                raise ValueError(
+                    f"exclusiveMinimum {excluded} with numbers up to {highest}: write it as a minimum above"
+                )
+    for excluded in bounds("exclusiveMaximum"):
+        for lowest in [*bounds("minimum"), *bounds("exclusiveMinimum")]:
+            if excluded <= 0 and excluded % 1 == 0 and excluded - 1 < lowest <= excluded:
+                raise ValueError(f"exclusiveMaximum {excluded} with numbers from {lowest}: write it as a maximum below")
 
 
 def _refuse_constant(name: str) -> None:
