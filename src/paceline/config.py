@@ -8,9 +8,9 @@ from typing import Literal
 
 from paceline.errors import ParameterError
 
-WeightFormat = Literal["native", "bf16", "int8", "int4"]
+WeightFormat = Literal["native", "f32", "bf16", "int8", "int4"]
 KVFormat = Literal["f16", "bf16", "f32", "int8"]
-WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("native", "bf16", "int8", "int4")
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("native", "f32", "bf16", "int8", "int4")
 Acceptance = Literal["coupled", "exact"]
 ACCEPTANCES: tuple[Acceptance, ...] = ("coupled", "exact")
 KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16", "f32", "int8")

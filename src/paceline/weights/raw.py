@@ -23,8 +23,19 @@ BLOCK_KINDS: dict[str, tuple[int, int]] = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "Q4G64": (64, 34),
+    "Q4G128": (128, 66),
+    "Q4G32Z": (32, 19),
+    "Q4G64Z": (64, 35),
+    "Q4G128Z": (128, 67),
+    "Q8G64": (64, 66),
+    "Q8G128": (128, 130),
+    "Q8G32Z": (32, 35),
+    "Q8G64Z": (64, 67),
+    "Q8G128Z": (128, 131),
+    "Q8C": (32, 36),
 }
-"""Kind -> (weights in a block, bytes of a block)."""
+"""Kind -> (weights in a block, bytes of a block). The last eleven are those of ``quantized_matrix.py``."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,15 @@ class RawTensor:
 
     ``data`` is a flat u8 view, usually of a memory-mapped file; rows follow each other without padding. Only ``data``
     of the mapped file is referenced: nothing is copied.
+
+    ``order`` [inputs] i32, when given: column j of the tensor is input order[j] of the layer.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: str
     data: NDArray[np.uint8]
+    order: NDArray[np.int32] | None = None
 
 
 class Checkpoint(Protocol):
