@@ -101,6 +101,6 @@ CHOSEN_FORMATS: dict[str, PackedFormat] = {
     "int8": PackedFormat("i8", 32),
     "int4": PackedFormat("u4", 32, has_min=True),
 }
-"""What ``--weights f32|bf16|int8|int4`` turns matrices into on load (round to nearest; int8 absmax/127, int4 between the
-group's extremes).
+"""What ``--weights f32|bf16|int8|int4`` turns matrices into on load (round to nearest; int8 absmax/127, int4 between
+the group's extremes).
 """
