@@ -99,3 +99,45 @@ def test_too_long_a_conversation_goes_on_without_its_oldest_turns(reader: Reader
     reader.page.keyboard.press("Control+k")
     reader.send("x" * 100)
     reader.page.get_by_text("Please shorten it.").wait_for()
+
+
+def test_a_browser_that_keeps_nothing_still_chats(reader: Reader) -> None:
+    reader.page.add_init_script(
+        """for (const name of ['localStorage', 'sessionStorage'])
+            Object.defineProperty(window, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"""
+    )
+    reader.page.goto(reader.url)
+    reader.answer_with(streamed(["Welcome."]))
+    assert reader.ask("Hello") == "Welcome."
+    assert reader.page.locator("#chats .open").all_inner_texts() == ["Hello"]
+    reader.page.reload()
+    assert reader.answers.count() == 0
+
+
+def test_what_cannot_be_read_in_the_browser_is_as_if_it_were_not_there(reader: Reader) -> None:
+    reader.open()
+    reader.page.evaluate("() => ['paceline.settings', 'paceline.chats'].map(key => localStorage.setItem(key, '{half'))")
+    reader.page.reload()
+    reader.answer_with(streamed(["Welcome."]))
+    assert reader.ask("Hello") == "Welcome."
+
+
+def test_nothing_is_asked_for_while_the_page_cannot_be_seen(reader: Reader) -> None:
+    asked: list[str] = []
+    reader.page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/stats") else None)
+    reader.open()
+    reader.page.clock.install()
+    reader.page.locator("#live-toggle").click()
+    reader.page.clock.run_for(5_000)
+    seen = len(asked)
+    assert seen >= 5
+    show = """isHidden => {
+        Object.defineProperty(document, 'hidden', { value: isHidden, configurable: true });
+        document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    reader.page.evaluate(show, True)
+    reader.page.clock.run_for(60_000)
+    assert len(asked) == seen
+    reader.page.evaluate(show, False)
+    reader.page.clock.run_for(3_000)
+    assert len(asked) > seen

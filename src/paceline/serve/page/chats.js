@@ -25,13 +25,13 @@ class ChatStore {
 
   /** {id, title, updated} of each chat, the newest first. */
   list() {
-    const list = JSON.parse(this.storage.getItem(LIST) ?? "[]");
+    const list = storedJson(this.storage, LIST) ?? [];
     return list.sort((one, other) => other.updated - one.updated);
   }
 
   /** The chat, null when it is not there. */
   load(id) {
-    return JSON.parse(this.storage.getItem(CHAT_KEY + id) ?? "null");
+    return storedJson(this.storage, CHAT_KEY + id);
   }
 
   /** Keeps a chat; false when the browser has no room for it. One without messages is forgotten. */

@@ -90,7 +90,7 @@ class Conversation {
 
   async #stream(request, running) {
     const { message, view, controller } = running;
-    const options = { signal: controller.signal, key: sessionStorage.getItem(KEY) };
+    const options = { signal: controller.signal, key: PASSING.getItem(KEY) };
     for await (const chunk of chunksOf(request, options)) {
       const [choice] = chunk.choices;
       if (choice?.delta.content) {

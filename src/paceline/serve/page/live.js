@@ -88,7 +88,7 @@ class LivePanel {
   async #poll() {
     const timer = setTimeout(() => this.#poll(), LIVE_MS);
     this.#timer = timer;
-    const key = sessionStorage.getItem(KEY);
+    const key = PASSING.getItem(KEY);
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     const response = await fetch("stats", { headers }).catch(() => null);
     const stats = response?.ok ? await response.json() : {};

@@ -73,8 +73,8 @@ class MessageBox {
 
 class Page {
   constructor() {
-    this.settings = new Settings(localStorage);
-    this.store = new ChatStore(localStorage);
+    this.settings = new Settings(LASTING);
+    this.store = new ChatStore(LASTING);
     this.settings.bindDialog();
     this.settings.apply();
     this.live = new LivePanel();
@@ -128,7 +128,7 @@ class Page {
   }
 
   async showModel() {
-    const key = sessionStorage.getItem(KEY);
+    const key = PASSING.getItem(KEY);
     const response = await fetch("v1/models", { headers: key ? { Authorization: `Bearer ${key}` } : {} }).catch(() => null);
     if (!response?.ok) return;
     const [model] = (await response.json()).data;

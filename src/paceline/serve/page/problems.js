@@ -67,14 +67,14 @@ class ProblemView {
   }
 
   #askKey() {
-    if (sessionStorage.getItem(KEY)) say(this.text, "problemKeyWrong");
+    if (PASSING.getItem(KEY)) say(this.text, "problemKeyWrong");
     const input = label(make("input", { type: "password", required: true, autocomplete: "off" }), "keyLabel");
     show("placeholder", input, "keyLabel");
     const button = say(make("button", { className: "primary" }), "useKey");
     const form = make("form", { className: "key" }, input, button, say(make("small"), "keyHint"));
     form.onsubmit = (event) => {
       event.preventDefault();
-      sessionStorage.setItem(KEY, input.value.trim());
+      PASSING.setItem(KEY, input.value.trim());
       this.retry();
     };
     this.actions.append(form);

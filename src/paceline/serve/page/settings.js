@@ -27,7 +27,7 @@ class Settings {
       sampling: {},
       showsDrafted: false,
       showsLive: false,
-      ...JSON.parse(storage.getItem(SETTINGS) ?? "{}"),
+      ...storedJson(storage, SETTINGS),
     };
   }
 
