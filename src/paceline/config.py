@@ -112,7 +112,8 @@ class EngineConfig:
 
     ``token_budget`` bounds the rows of one step (so it is the prefill chunk); ``max_batch`` bounds the requests that
     run together; ``max_queue`` bounds those that wait (None: no bound). ``max_gap_ms`` bounds the time between two
-    tokens of a streamed answer while others prefill: their chunks are made small enough for it (None: no bound).
+    tokens of a streamed answer while another prefills: chunks are made small enough for it, less so when several wait
+    (None: no bound).
 
     ``prefix_cache`` keeps the keys and values of finished requests for later ones that begin with the same tokens.
     ``kv_dir`` keeps them on disk as well, in at most ``kv_dir_bytes``, so that they outlive the program.

@@ -203,3 +203,50 @@ def test_removing_a_request_frees_its_pages_and_slot() -> None:
     scheduler.check()
     assert scheduler.kv.num_available == 8
     assert scheduler.plan() == Schedule()
+
+
+def test_bound_on_prompt_rows_hears_of_decodes_and_of_the_prompts_that_could_be_read() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def at_most(num_decodes: int, num_prompts: int) -> int | None:
+        asked.append((num_decodes, num_prompts))
+        return 4
+
+    scheduler = make_scheduler(token_budget=32)
+    watched = make_request(0, 3)
+    watched.streaming = True
+    scheduler.add(watched)
+    commit(scheduler.plan(at_most))
+    for request_id in range(1, 8):
+        scheduler.add(make_request(request_id, 6))
+    steps = []
+    for _ in range(3):
+        schedule = scheduler.plan(at_most)
+        steps.append((rows(schedule), schedule.decodes_and_prompt_rows()))
+        commit(schedule)
+    assert [row for row, _ in steps] == [
+        [(0, 1, 1), (1, 4, 0)],
+        [(0, 1, 1), (1, 2, 1), (2, 2, 0)],
+        [(0, 1, 1), (1, 1, 1), (2, 4, 1)],
+    ]
+    assert [counts for _, counts in steps] == [(1, 4), (1, 4), (2, 4)]
+    # Seven wait, but the batch has three places; what is being read counts, what has been does not.
+    assert asked == [(1, 3), (1, 3), (2, 2)]
+
+
+def test_prompts_that_find_no_pages_do_not_count_as_waiting() -> None:
+    asked: list[int] = []
+
+    def at_most(num_decodes: int, num_prompts: int) -> int | None:
+        asked.append(num_prompts)
+        return None
+
+    scheduler = make_scheduler(pages=3, token_budget=64)
+    watched = make_request(0, 40)
+    watched.streaming = True
+    scheduler.add(watched)
+    commit(scheduler.plan(at_most))
+    scheduler.add(make_request(1, 40))
+    for _ in range(3):
+        commit(scheduler.plan(at_most))
+    assert asked == [1, 0, 0]

@@ -261,8 +261,7 @@ class Engine:
                 # Planning included: rows of drafts cost Python too. What drafting took is told apart.
                 self._speculator.observe_step(len(plan.tokens), num_tokens, end - since, teaches=teaches)
             if result is not None:
-                num_drafted = sum([len(r.draft) for r in schedule.requests if r.draft is not None])
-                self._pacer.observe(len(schedule.requests), len(plan.tokens) - num_drafted, end - start)
+                self._pacer.observe(*schedule.decodes_and_prompt_rows(), end - start)
                 updates += self._commit(plan, schedule, result, end)
             self.scheduler.kv.finish_step()
             if result is not None and len(plan.logit_rows) < len(plan.tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -35,6 +36,16 @@ class Schedule:
     requests: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)
+
+    def decodes_and_prompt_rows(self) -> tuple[int, int]:
+        """How many requests decode, with or without a draft, and the rows of the others."""
+        num_decodes = num_prompt_rows = 0
+        for request in self.requests:
+            if request.num_scheduled == 1 or request.draft is not None:
+                num_decodes += 1
+            else:
+                num_prompt_rows += request.num_scheduled
+        return num_decodes, num_prompt_rows
 
 
 @dataclass
@@ -90,9 +101,12 @@ class Scheduler:
             self.running.remove(request)
             self._free(request, keep=keep)
 
-    def plan(self, max_prefill_rows: int | None = None) -> Schedule:
-        """The next step, with at most ``max_prefill_rows`` rows of prompts beside answers that somebody watches. Empty
-        only when nothing waits or runs, or all that did has failed."""
+    def plan(
+        self, max_prompt_rows: Callable[[int, int], int | None] = lambda num_decodes, num_prompts: None
+    ) -> Schedule:
+        """The next step. Beside answers that somebody watches it has at most as many rows of prompts as
+        ``max_prompt_rows`` says for the numbers of decodes and of prompts that are read or could be (None: any number).
+        Empty only when nothing waits or runs, or all that did has failed."""
         schedule = Schedule()
         if self.waiting:
             self._take_back_draft_pages()
@@ -118,8 +132,9 @@ class Scheduler:
         budget -= len(schedule.requests)
         outputs -= len(schedule.requests)
         is_watched = bool(prefills or self.waiting) and any(request.streaming for request in schedule.requests)
-        if is_watched and max_prefill_rows is not None:
-            budget = min(budget, max_prefill_rows)
+        if is_watched:
+            max_rows = max_prompt_rows(len(schedule.requests), len(prefills) + self._num_admissible)
+            budget = budget if max_rows is None else min(budget, max_rows)
         queued = iter(prefills)
         while budget > 0:
             candidate = next(queued, None) or self._admit(schedule, MAX_LOADS if is_watched else None)
@@ -135,6 +150,16 @@ class Scheduler:
                 budget -= rows
                 outputs -= candidate.num_outputs
         return schedule
+
+    @property
+    def _num_admissible(self) -> int:
+        """Waiting requests that the batch has places for, unless pages were lacking a step ago and still are."""
+        return 0 if self._room == self._no_room else min(len(self.waiting), self.max_batch - len(self.running))
+
+    @property
+    def _room(self) -> tuple[int, int, int]:
+        """What admission depends on: free pages, running and waiting requests."""
+        return self.kv.num_available, len(self.running), len(self.waiting)
 
     def room_for_drafts(self, schedule: Schedule) -> int:
         """Rows, each with an output, that may be added to a step."""
@@ -192,7 +217,7 @@ class Scheduler:
     def _admit(self, schedule: Schedule, max_loads: int | None) -> Request | None:
         """Moves a waiting request to the running ones if there is room, past those that can never run."""
         while self.waiting and len(self.running) < self.max_batch:
-            room = (self.kv.num_available, len(self.running), len(self.waiting))
+            room = self._room
             if self.running and room == self._no_room:
                 return None  # as before: looking again would cost as much as last time
             line = self.waiting.next_line(self.running)
