@@ -15,6 +15,7 @@ from byte_llm import byte_llm
 from live_server import LIMIT_S, LiveServer, live_server
 
 from paceline.engine.outputs import Completion, Delta, Timing
+from paceline.params import SamplingParams
 from paceline.serve.exchange import CLIENT_LEFT, Exchange
 from paceline.serve.keys import KeyRing
 from paceline.serve.logs import (
@@ -168,7 +169,7 @@ def test_what_a_client_sends_cannot_write_lines_of_its_own(formatter: logging.Fo
 
 def test_one_who_left_is_told_apart() -> None:
     exchange = Exchange(endpoint=CHAT)
-    exchange.asked(3, 2, streaming=True)
+    exchange.asked(3, SamplingParams(n=2), streaming=True)
     exchange.heard([Delta("ab", [1, 2], "stop", 0, Completion("ab", [1, 2], "stop", 3, timing=Timing(0.5, 0.25)))])
     exchange.status = CLIENT_LEFT
     fields = request_fields(exchange)

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_engine_restart import broken_scheduler
 
 from paceline.engine.outputs import Completion, Delta, Timing
+from paceline.params import SamplingParams
 from paceline.serve.bandwidth import Bandwidth
 from paceline.serve.exchange import CLIENT_LEFT, Exchange
 from paceline.serve.keys import KeyRing
@@ -205,7 +206,7 @@ def test_times_of_an_exchange_follow_the_definitions() -> None:
     answer = Completion("ab", [1, 2], "stop", 5, timing=Timing(ttft_s=0.5, tpot_s=0.25, queue_s=0.125))
     for is_streamed, ttft_s in ((True, 3.0), (False, 1.5)):
         exchange = Exchange(started_s=10.0)
-        exchange.asked(5, 1, streaming=is_streamed)
+        exchange.asked(5, SamplingParams(), streaming=is_streamed)
         exchange.asked_s = 11.0
         exchange.heard([Delta("ab", [1, 2], "stop", 0, answer)])
         Watches([]).sent(exchange)

@@ -30,6 +30,8 @@ from paceline.serve.settings import ServeSettings
         ("body_s", float("inf")),
         ("shutdown_s", "soon"),
         ("shutdown_s", float("nan")),
+        ("otel", "yes"),
+        ("metrics_by_client", 1),
         ("host", 5),
         ("host", ""),
         ("served_name", 5),

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-format", choices=("json", "text", "off"), help="the line of a request on standard error (default text)")
     add("--max-stall-s", type=float, metavar="S", help="time without progress from which it is not ready (default 60)")
     add("--metrics-by-client", action="store_true", help="tell the metrics of each key apart")
+    add("--otel", action="store_true", help="a span for each request, sent where the OTEL_* variables say")
     add("--shutdown-s", type=float, metavar="S", help="time that running answers get after SIGTERM (default 30)")
     add_engine_arguments(parser)
 

@@ -66,8 +66,8 @@ class _Path:
             return
         http = Request(scope, receive)
         endpoint = self._methods.get("GET" if http.method == "HEAD" else http.method)
-        traceparent = http.headers.get("traceparent")
-        exchange = Exchange(endpoint=self._path, method=http.method, traceparent=traceparent)
+        exchange = Exchange(endpoint=self._path, method=http.method)
+        exchange.traceparent, exchange.tracestate = map(http.headers.get, ("traceparent", "tracestate"))
         exchange.request_id = _request_id(http.headers) or exchange.request_id
         reply = _Reply(send, exchange.request_id, lambda: self._service.watches.sent(exchange))
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.engine.outputs import Completion, Delta
+from paceline.params import SamplingParams
 from paceline.serve.keys import EVERYBODY, Client
 
 CLIENT_LEFT = 499
@@ -19,10 +20,12 @@ class Exchange:
     """Grows while the request is served. Times are readings of ``time.perf_counter``, which is the engine's clock too.
 
     endpoint           the path as the table of endpoints spells it, "" where there is none
-    traceparent        the caller's trace, if it says
+    traceparent, tracestate
+                       the caller's trace, if it says
     status             what it was answered, 0 until it has ended
     problem            the code of the error that it was answered
     is_streamed        whether the engine was asked for pieces
+    params             what the engine was asked for first
     num_answers        answers that the engine was asked for
     num_prompt_tokens  of all its prompts
     num_output_tokens  that the engine has handed over
@@ -38,11 +41,13 @@ class Exchange:
     method: str = ""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     traceparent: str | None = None
+    tracestate: str | None = None
     started_s: float = field(default_factory=time.perf_counter)
     ended_s: float | None = None
     status: int = 0
     problem: str | None = None
     is_streamed: bool = False
+    params: SamplingParams | None = None
     num_answers: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -52,12 +57,13 @@ class Exchange:
     last_sent_s: float | None = None
     completions: list[Completion] = field(default_factory=list)
 
-    def asked(self, num_prompt_tokens: int, num_answers: int, *, streaming: bool) -> None:
+    def asked(self, num_prompt_tokens: int, params: SamplingParams, *, streaming: bool) -> None:
         """The engine has taken a prompt."""
         if self.asked_s is None:
             self.asked_s = time.perf_counter()
+            self.params = params
         self.num_prompt_tokens += num_prompt_tokens
-        self.num_answers += num_answers
+        self.num_answers += params.n
         self.is_streamed = streaming
 
     def heard(self, deltas: Sequence[Delta]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
+from paceline.errors import UnsupportedError
 from paceline.llm import LLM
 from paceline.serve.address import url_of
 from paceline.serve.app import build_app
@@ -51,7 +53,23 @@ def serve(model: str, settings: ServeSettings, listener: socket.socket, loading:
     with logging_to(STANDARD_ERROR, settings.log_format) as logger:
         if settings.log_format != "off":
             service.watches.add(RequestLog(logger))
-        return asyncio.run(_serve(Server(service), listener, loading))
+        with _spans(service, logger):
+            return asyncio.run(_serve(Server(service), listener, loading))
+
+
+@contextlib.contextmanager
+def _spans(service: Service, logger: logging.Logger) -> Iterator[None]:
+    """Has requests become spans while this lasts, where that is asked for."""
+    if not service.settings.otel:
+        yield
+        return
+    try:  # takes 0.3 s, and most do without
+        from paceline.serve.tracing import span_exporter, tracing
+    except ImportError as error:
+        raise UnsupportedError(f"{error}: install what spans need with `pip install paceline[otel]`") from error
+    with tracing(service.model, logger, span_exporter()) as watch:
+        service.watches.add(watch)
+        yield
 
 
 async def _serve(server: Server, listener: socket.socket, loading: Future[LLM]) -> int:

@@ -145,5 +145,5 @@ class Service:
             stream.start(llm, prompt, params, client=exchange.client, streaming=streaming, embed=embed)
         except ContextLengthError as error:
             raise too_long(str(error), field) from error
-        exchange.asked(len(prompt), params.n, streaming=streaming)
+        exchange.asked(len(prompt), params, streaming=streaming)
         return stream

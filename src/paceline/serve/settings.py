@@ -34,6 +34,7 @@ class ServeSettings:
     max_stall_s        time without progress from which a server that has work is not ready
     log_format         of the line that a request leaves on standard error: json, text, or off for none
     metrics_by_client  whether metrics have a label for the key's name
+    otel               whether each request becomes a span, which goes where OpenTelemetry's variables say
     coalesce_ms        least time between two chunks of one stream, but for its first and its end
     """
 
@@ -59,6 +60,7 @@ class ServeSettings:
     log_format: LogFormat = "text"
     max_stall_s: float = 60.0
     metrics_by_client: bool = False
+    otel: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -83,6 +85,9 @@ class ServeSettings:
             raise ParameterError("allow_origins", origins, "a tuple of web origins such as https://example.org, or *")
         if self.log_format not in get_args(LogFormat):
             raise ParameterError("log_format", self.log_format, f"one of {', '.join(get_args(LogFormat))}")
+        for name in ("metrics_by_client", "otel"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, getattr(self, name), "true or false")
         if self.max_prompt_tokens is not None:
             _check_integer("max_prompt_tokens", self.max_prompt_tokens, 1, 2**30)
         for name in ("header_s", "body_s", "shutdown_s", "ping_s", "coalesce_ms", "max_stall_s", "request_timeout_s"):
