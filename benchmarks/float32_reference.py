@@ -8,6 +8,7 @@ to 16 bits and takes a Python loop over rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from paceline.ops.spec import OPS
 from paceline.sampling.rows import greedy_rows
 from paceline.weights.blocks import dequantize
 from paceline.weights.packing import rope_permutation
-from paceline.weights.raw import Checkpoint, RawTensor
+from paceline.weights.raw import Checkpoint
 
 Table = NDArray[np.float32]
 Tokens = NDArray[np.int32]
@@ -39,7 +40,7 @@ class DequantisedWeights:
         """The matrix [outputs, inputs] or vector."""
         raw, spec, model = self._checkpoint.tensor(name), self._graph.weights[name], self._checkpoint.config
         shape = raw.shape if len(raw.shape) == 2 else (1, *raw.shape)
-        values = dequantize(RawTensor(raw.name, shape, raw.kind, raw.data)).reshape(raw.shape)
+        values = dequantize(replace(raw, shape=shape)).reshape(raw.shape)
         if spec.rope_heads and not self._checkpoint.interleaved_rope:
             values = values[rope_permutation(spec.rope_heads, model.head_dim, model.rope.dim)]
         return values

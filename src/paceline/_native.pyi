@@ -17,9 +17,10 @@ def pack_matrix(
     num_outputs: int,
     num_inputs: int,
     permutation: NDArray[np.int32] | None,
+    order: NDArray[np.int32] | None,
     target_kind: str,
     group: int,
-    has_min: bool,
+    offset: str,
     out: NDArray[np.uint8],
     num_threads: int,
 ) -> bool: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,15 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import _native
-from paceline.errors import CheckpointError
-from paceline.weights.blocks import dequantize, f16_to_f32, f32_to_bf16, f32_to_f16, pack_raw, unpack
-from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, TILE, PackedFormat, PackedMatrix
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.weights.blocks import dequantize, f16_to_f32, f32_to_bf16, f32_to_f16
+from paceline.weights.packed import (
+    CHOSEN_FORMATS,
+    MAX_CHANNEL_INPUTS,
+    NATIVE_FORMATS,
+    TILE,
+    PackedFormat,
+    PackedMatrix,
+)
 from paceline.weights.packing import WeightArena, pack_tensors, rope_permutation
 from paceline.weights.raw import BLOCK_KINDS, RawTensor
+from paceline.weights.tiling import pack_raw, unpack
 
 FLOAT_KINDS = [kind for kind, (block, _) in BLOCK_KINDS.items() if block == 1]
 TARGETS = [PackedFormat(kind) for kind in ("bf16", "f16", "f32")]
-TARGETS += [PackedFormat("i8", 32), PackedFormat("i8", 16), PackedFormat("u4", 32, has_min=True)]
+TARGETS += [PackedFormat("i8", 32), PackedFormat("i8", 16), PackedFormat("u4", 32, "min")]
 SCALES_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 EXACT_KINDS = [kind for kind in BLOCK_KINDS if not kind.endswith("_K")]
 
@@ -33,6 +43,10 @@ def random_raw(kind: str, num_outputs: int, num_inputs: int, seed: int = 0, name
         packed = {"F32": values, "F16": values.astype(np.float16), "BF16": f32_to_bf16(values)}[kind]
         return RawTensor(name, (num_outputs, num_inputs), kind, packed.view(np.uint8))
     blocks = rng.integers(0, 256, (num_outputs * num_inputs // block, block_bytes), dtype=np.uint8)
+    if kind == "Q8C":
+        scale = rng.standard_normal(num_outputs) * rng.choice([1e-2, 1e-7, 1e-41, 0], num_outputs)
+        blocks[:, :4] = np.repeat(scale.astype(np.float32), num_inputs // block)[:, None].view(np.uint8)
+        return RawTensor(name, (num_outputs, num_inputs), kind, blocks.reshape(-1))
     for at in SCALES_AT.get(kind, (0,)):
         size = rng.choice([1e-2, 1e-3, 1e-7], (len(blocks), 1))
         blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * size).astype(np.float16).view(np.uint8)
@@ -50,9 +64,10 @@ def native_pack(
         raw.kind,
         *raw.shape,
         permutation,
+        raw.order,
         fmt.kind,
         fmt.group,
-        fmt.has_min,
+        fmt.offset,
         memory[zone : zone + size],
         num_threads,
     )
@@ -66,11 +81,13 @@ def native_pack(
 def test_native_equals_reference(kind: str, num_outputs: int) -> None:
     raw = random_raw(kind, num_outputs, 768)
     permutation = np.random.default_rng(1).permutation(num_outputs).astype(np.int32)
+    order = np.random.default_rng(2).permutation(768).astype(np.int32)
     for fmt in {NATIVE_FORMATS[kind], *TARGETS}:
-        for order in (None, permutation):
-            data, finite = native_pack(raw, fmt, order)
+        for rows, columns in product((None, permutation), (None, order)):
+            ordered = replace(raw, order=columns)
+            data, finite = native_pack(ordered, fmt, rows)
             assert finite
-            assert np.array_equal(data, pack_raw(raw, fmt, order)), (fmt, order is not None)
+            assert np.array_equal(data, pack_raw(ordered, fmt, rows)), (fmt, rows is not None, columns is not None)
 
 
 @settings(deadline=None, max_examples=80)
@@ -105,6 +122,18 @@ def test_packed_weights_are_those_of_the_file(kind: str) -> None:
     moved = 16 if kind == "Q5_K" else 0
     rounding = codes * scale_bound + minimum_bound + moved * scale_bound
     assert (largest <= rounding * 2.0**-11 + (codes + 1) * 2.0**-25 + rounding * 2.0**-22).all()
+
+
+@pytest.mark.parametrize("fmt", [PackedFormat(kind) for kind in ("bf16", "f16", "f32")], ids=str)
+@pytest.mark.parametrize("num_inputs", [1, 7, 32, 257])
+def test_a_float_format_has_its_columns_in_the_layers_order(fmt: PackedFormat, num_inputs: int) -> None:
+    raw = random_raw("F32", 19, num_inputs)
+    order = np.random.default_rng(3).permutation(num_inputs).astype(np.int32)
+    data, _ = native_pack(replace(raw, order=order), fmt)
+    plain = np.empty((19, num_inputs), np.float32)
+    plain[:, order] = raw.data.view(np.float32).reshape(19, num_inputs)
+    expected, _ = native_pack(RawTensor("t", raw.shape, "F32", plain.reshape(-1).view(np.uint8)), fmt)
+    assert np.array_equal(data, expected)
 
 
 def _super_scales(raw: RawTensor) -> tuple[np.ndarray, np.ndarray]:
@@ -166,8 +195,8 @@ def test_halves_round_as_numpy_does(bits: list[int]) -> None:
 def test_infinity_and_nan_are_reported(kind: str) -> None:
     raw = random_raw(kind, 20, 256)
     rows = raw.data.copy().reshape(20, -1)
-    at = SCALES_AT.get(kind, (0,))[0] + {"F32": 2}.get(kind, 0)
-    for row, bits in ((0, 0x7F80 if kind in ("F32", "BF16") else 0x7C00), (19, 0xFFFF)):
+    at = SCALES_AT.get(kind, (0,))[0] + {"F32": 2, "Q8C": 2}.get(kind, 0)
+    for row, bits in ((0, 0x7F80 if kind in ("F32", "BF16", "Q8C") else 0x7C00), (19, 0xFFFF)):
         bad = rows.copy()
         bad[row, at : at + 2] = np.array([bits], np.uint16).view(np.uint8)
         tensor = RawTensor("t", raw.shape, kind, bad.reshape(-1))
@@ -192,9 +221,10 @@ def call(**changes: object) -> None:
         "num_outputs": 32,
         "num_inputs": 64,
         "permutation": None,
+        "order": None,
         "target_kind": "i8",
         "group": 32,
-        "has_min": False,
+        "offset": "none",
         "out": np.empty(fmt.matrix_bytes(32, 64), np.uint8),
         "num_threads": 1,
     }
@@ -210,7 +240,13 @@ def call(**changes: object) -> None:
         ({"num_outputs": 31}, "data has 2176 elements, expected 2108"),
         ({"num_outputs": 0}, "must be positive"),
         ({"num_threads": 0}, "must be positive"),
-        ({"has_min": True}, "cannot turn Q8_0 into i8"),
+        ({"offset": "min"}, "cannot turn Q8_0 into i8"),
+        ({"offset": "both"}, "unknown offset both"),
+        ({"target_kind": "i8c"}, "cannot turn Q8_0 into i8c"),
+        ({"order": np.zeros(63, np.int32)}, "order has 63 elements, expected 64"),
+        ({"order": np.zeros(64, np.int32)}, "no permutation"),
+        ({"order": np.arange(1, 65, dtype=np.int32)}, "no permutation"),
+        ({"order": np.arange(-1, 63, dtype=np.int32)}, "no permutation"),
         ({"group": 64}, "cannot turn Q8_0 into i8 of group 64"),
         ({"target_kind": "u4"}, "cannot turn Q8_0 into u4"),
         ({"target_kind": "f32"}, "cannot turn Q8_0 into f32 of group 32"),
@@ -274,6 +310,42 @@ def test_pack_tensors_merges_neighbours_of_one_format() -> None:
     )
     assert arena.taken_bytes == sum(m.data.size for m in matrices)
     assert sum(released) == sum(raw.data.size for raw in tensors if raw.name in names)
+
+
+def test_pack_tensors_merges_only_what_has_one_order_of_inputs() -> None:
+    order = np.random.default_rng(6).permutation(128).astype(np.int32)
+    orders = {"a": order, "b": order.copy(), "c": None, "d": order[::-1].copy()}
+    tensors = [replace(random_raw("Q4G64Z", 16, 128, i, name), order=o) for i, (name, o) in enumerate(orders.items())]
+    matrices = pack_tensors(checkpoint_of(*tensors), list(orders), "native", num_threads=1)
+    assert [matrix.name for matrix in matrices] == ["a+b", "c", "d"]
+    assert [None if matrix.order is None else matrix.order.tolist() for matrix in matrices] == [
+        order.tolist(),
+        None,
+        order[::-1].tolist(),
+    ]
+    expected = np.concatenate([dequantize(raw) for raw in tensors])
+    assert np.array_equal(np.concatenate([unpack(matrix) for matrix in matrices]), expected)
+    (matrix,) = pack_tensors(checkpoint_of(*tensors), list(orders), "f32", num_threads=1)
+    assert (matrix.name, matrix.order) == ("a+b+c+d", None)
+    assert np.array_equal(unpack(matrix), expected)
+    (rounded, *_) = pack_tensors(checkpoint_of(*tensors), list(orders), "int8", num_threads=1)
+    assert np.array_equal(rounded.order, order)
+    assert np.abs(unpack(rounded) - expected[:32]).max() <= np.abs(expected[:32]).max() / 250
+
+
+def test_an_order_that_is_none_is_refused() -> None:
+    raw = replace(random_raw("Q4G64", 16, 128), order=np.zeros(128, np.int32))
+    with pytest.raises(CheckpointError, match=r"'t'.*no permutation of 128"):
+        pack_tensors(checkpoint_of(raw), ["t"], "native", num_threads=1)
+
+
+def test_inputs_whose_sums_could_overflow_are_refused() -> None:
+    num_inputs = -(-MAX_CHANNEL_INPUTS // 32) * 32
+    assert MAX_CHANNEL_INPUTS * 128 * 127 < 2**31 <= num_inputs * 128 * 127
+    raw = random_raw("Q8C", 1, num_inputs)
+    with pytest.raises(UnsupportedError, match=r"'t' has 132128 inputs.*at most 132104"):
+        pack_tensors(checkpoint_of(raw), ["t"], "native", num_threads=1)
+    assert pack_tensors(checkpoint_of(raw), ["t"], "int8", num_threads=1)[0].format == CHOSEN_FORMATS["int8"]
 
 
 def test_pack_tensors_splits_a_large_tensor_into_released_parts() -> None:

@@ -18,8 +18,10 @@ from paceline.weights.blocks import (
     quantize_rtn,
     to_affine,
 )
-from paceline.weights.packed import NATIVE_FORMATS
+from paceline.weights.packed import NATIVE_FORMATS, PackedMatrix
+from paceline.weights.quantized_matrix import QuantizedMatrix
 from paceline.weights.raw import BLOCK_KINDS, RawTensor
+from paceline.weights.tiling import pack_raw, unpack
 
 INTEGER_KINDS = [kind for kind, fmt in NATIVE_FORMATS.items() if fmt.group]
 SCALES_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -34,13 +36,17 @@ def random_raw(kind: str, num_outputs: int, num_inputs: int, seed: int = 0) -> R
         packed = {"F32": values, "F16": values.astype(np.float16), "BF16": f32_to_bf16(values)}[kind]
         return RawTensor("t", (num_outputs, num_inputs), kind, packed.view(np.uint8))
     blocks = rng.integers(0, 256, (num_outputs * num_inputs // block, block_bytes), dtype=np.uint8)
+    if kind == "Q8C":
+        scale = np.repeat(rng.standard_normal(num_outputs).astype(np.float32), num_inputs // block)
+        blocks[:, :4] = scale[:, None].view(np.uint8)
+        return RawTensor("t", (num_outputs, num_inputs), kind, blocks.reshape(-1))
     for at in SCALES_AT.get(kind, (0,)):
         size = rng.choice([1e-2, 1e-3, 1e-7], (len(blocks), 1))
         blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * size).astype(np.float16).view(np.uint8)
     return RawTensor("t", (num_outputs, num_inputs), kind, blocks.reshape(-1))
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in BLOCK_KINDS if kind in gguf.GGMLQuantizationType.__members__])
 def test_dequantize_has_the_bits_of_gguf(kind: str) -> None:
     raw = random_raw(kind, 5, 512)
     expected = gguf.quants.dequantize(raw.data.reshape(5, -1), gguf.GGMLQuantizationType[kind])
@@ -68,8 +74,9 @@ def test_dequantize_takes_vectors() -> None:
 def test_to_affine_means_the_same_weights(kind: str) -> None:
     raw = random_raw(kind, 5, 512)
     groups, fmt = to_affine(raw), NATIVE_FORMATS[kind]
-    assert groups.group == fmt.group
-    assert groups.scale.shape == (5, 512 // fmt.group)
+    assert groups.group == (512 if fmt.per_token else fmt.group)
+    assert groups.scale.shape == (5, 512 // groups.group)
+    assert (groups.zero is not None) == (fmt.offset == "zero")
     if fmt.kind == "u4":
         assert (groups.q.min(), groups.q.max()) == (0, 15)
     values = dequantize(raw)
@@ -78,6 +85,60 @@ def test_to_affine_means_the_same_weights(kind: str) -> None:
         assert np.abs(groups.values() - values).max() <= np.abs(values).max() * 2.0**-23
     else:
         assert np.array_equal(groups.values(), values)
+
+
+@st.composite
+def quantized_matrices(draw: st.DrawFn) -> QuantizedMatrix:
+    """Any bits, group, scales (0 and subnormal ones among them) and zero points that a file may hold."""
+    bits, group = draw(st.sampled_from([2, 3, 4, 5, 8])), draw(st.sampled_from([32, 64, 96, 128, 256]))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    num_outputs, groups = draw(st.integers(1, 20)), draw(st.integers(1, 3))
+    scale = rng.choice([0.0, 6e-8, 1e-3, -0.02, 1.0, 65504.0], (num_outputs, groups)).astype(np.float16)
+    middle = draw(st.booleans())
+    zero = rng.choice([0, (1 << bits) - 1, 1 << bits if bits < 8 else 255, 1 << (bits - 1)], scale.shape)
+    zero = np.full_like(zero, 1 << (bits - 1)) if middle else zero
+    codes = rng.integers(0, 1 << bits, (num_outputs, groups * group))
+    codes[:, :group] = draw(st.sampled_from([0, (1 << bits) - 1]))  # a group of equal codes
+    order = rng.permutation(groups * group).astype(np.int32) if draw(st.booleans()) else None
+    return QuantizedMatrix(codes.astype(np.uint8), scale, zero.astype(np.uint8), bits, group, order=order)
+
+
+@settings(deadline=None, max_examples=150)
+@given(quantized_matrices())
+def test_blocks_of_a_quantised_matrix_have_its_values(matrix: QuantizedMatrix) -> None:
+    raw = matrix.blocks("t")
+    assert raw.data.size == matrix.codes.size // BLOCK_KINDS[raw.kind][0] * BLOCK_KINDS[raw.kind][1]
+    assert np.array_equal(dequantize(raw), matrix.values())
+    fmt = NATIVE_FORMATS[raw.kind]
+    packed = PackedMatrix("t", fmt, *raw.shape, pack_raw(raw, fmt), raw.order)
+    assert np.array_equal(unpack(packed), matrix.values())
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_group_has_the_kind_that_is_made_for_it(bits: int, group: int, symmetric: bool) -> None:
+    middle = 1 << (bits - 1)
+    zero = np.full((2, 256 // group), middle if symmetric else middle - 1, np.uint8)
+    codes = np.full((2, 256), middle, np.uint8)
+    raw = QuantizedMatrix(codes, np.ones(zero.shape, np.float16), zero, bits, group).blocks("t")
+    expected = f"Q{bits}G{group}{'' if symmetric else 'Z'}"
+    assert raw.kind == {"Q4G32": "Q4_0", "Q8G32": "Q8_0"}.get(expected, expected)
+    assert np.array_equal(dequantize(raw), np.full((2, 256), 0.0 if symmetric else 1.0))
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_one_scale_an_output(permuted: bool) -> None:
+    rng = np.random.default_rng(5)
+    scale = np.array([[1.5e-40], [0.0], [-3.0], [1e30]], np.float32)
+    order = rng.permutation(160).astype(np.int32) if permuted else None
+    zero = np.full((4, 1), 128, np.uint8)
+    matrix = QuantizedMatrix(rng.integers(0, 256, (4, 160)).astype(np.uint8), scale, zero, 8, 160, True, order)
+    raw = matrix.blocks("t")
+    assert raw.kind == "Q8C"
+    assert np.array_equal(dequantize(raw), matrix.values())
+    fmt = NATIVE_FORMATS["Q8C"]
+    assert np.array_equal(unpack(PackedMatrix("t", fmt, 4, 160, pack_raw(raw, fmt), order)), matrix.values())
 
 
 def test_every_half_survives_widening_and_rounding() -> None:

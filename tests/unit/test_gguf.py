@@ -156,7 +156,7 @@ def test_nested_arrays_are_lists(tmp_path: Path) -> None:
     assert [pair.tolist() for pair in pairs] == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_every_tensor_kind_equals_the_library(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"{kind}.gguf"
     number = gguf.GGMLQuantizationType[kind]

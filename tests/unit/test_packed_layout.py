@@ -7,21 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.weights.blocks import AffineGroups, f32_to_bf16, pack, quantize_rtn, unpack
+from paceline.weights.blocks import AffineGroups, f32_to_bf16, quantize_rtn
 from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, TILE, PackedFormat, PackedMatrix
+from paceline.weights.tiling import pack, unpack
 
 FORMATS = sorted({*NATIVE_FORMATS.values(), *CHOSEN_FORMATS.values()}, key=str)
 
 
 def random_groups(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: int = 0) -> AffineGroups:
-    """Codes over the whole range, scales and minima that f16 holds."""
+    """Codes over the whole range, scales and minima that f16 holds (i8c: f32), zero points to the ends."""
     rng = np.random.default_rng(seed)
     low, high = (0, 16) if fmt.kind == "u4" else (-128, 128)
+    codes = rng.integers(low, high, (num_outputs, num_inputs)).astype(np.int8)
+    if fmt.per_token:
+        return AffineGroups(codes, rng.standard_normal((num_outputs, 1)).astype(np.float32), None, num_inputs)
     shape = (num_outputs, -(-num_inputs // fmt.group))
     scale, minimum = (rng.standard_normal(shape).astype(np.float16).astype(np.float32) for _ in range(2))
-    if not fmt.has_min:
-        minimum = np.float32(-8) * scale if fmt.kind == "u4" else None
-    return AffineGroups(rng.integers(low, high, (num_outputs, num_inputs)).astype(np.int8), scale, minimum, fmt.group)
+    if fmt.offset == "zero":
+        low, high = (0, 256) if fmt.kind == "u4" else (-128, 128)
+        zero = rng.choice([low, high - 1, *rng.integers(low, high, 6)], shape).astype(np.int16)
+        return AffineGroups(codes, scale, None, fmt.group, zero)
+    if fmt.offset == "none":
+        return AffineGroups(codes, scale, np.float32(-8) * scale if fmt.kind == "u4" else None, fmt.group)
+    return AffineGroups(codes, scale, minimum, fmt.group)
 
 
 def random_matrix(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: int = 0) -> AffineGroups | np.ndarray:
@@ -48,16 +56,23 @@ def weight_of(data: bytes, fmt: PackedFormat, num_inputs: int, output: int, k: i
         word = int.from_bytes(group[lane * 4 : lane * 4 + 4], "little")
         bits = word & 0xFFFF if k % 2 == 0 else word >> 16
         return np.uint32(bits << 16).view(np.float32)
-    i = k % fmt.group
+    run, i = k % fmt.group // 32, k % 32 if fmt.group >= 32 else k % fmt.group
     if fmt.kind == "u4":
-        byte = group[(i % 16) // 4 * 64 + lane * 4 + i % 4]
-        q, scales_at = (byte & 15 if i < 16 else byte >> 4), 256
+        byte = group[run * 256 + (i % 16) // 4 * 64 + lane * 4 + i % 4]
+        q = byte & 15 if i < 16 else byte >> 4
     else:
-        byte = group[i // 4 * 64 + lane * 4 + i % 4]
-        q, scales_at = (byte - 256 if byte > 127 else byte), fmt.group * 16
+        byte = group[run * 512 + i // 4 * 64 + lane * 4 + i % 4]
+        q = byte - 256 if byte > 127 else byte
+    if fmt.per_token:
+        scales_at = -(-num_inputs // 32) * 512
+        return np.float32(q) * np.frombuffer(tile[scales_at + 4 * lane :][:4], np.float32)[0]
+    scales_at = fmt.group * (8 if fmt.kind == "u4" else 16)
     scale = half(scales_at + 2 * lane)
+    if fmt.offset == "zero":
+        z = group[scales_at + 32 + lane]
+        return scale * np.float32(q - (z - 256 if fmt.kind == "i8" and z > 127 else z))
     product = scale * np.float32(q)
-    if fmt.has_min:
+    if fmt.offset == "min":
         return product + half(scales_at + 32 + 2 * lane)
     return product + np.float32(-8) * scale if fmt.kind == "u4" else product
 
@@ -110,9 +125,9 @@ def test_pack_rounds_scales_to_f16_and_keeps_codes() -> None:
 
 
 def test_pack_refuses_codes_that_do_not_fit() -> None:
-    groups = random_groups(PackedFormat("i8", 32, has_min=True), 16, 32)
+    groups = random_groups(PackedFormat("i8", 32, "min"), 16, 32)
     with pytest.raises(AssertionError):
-        pack(groups, PackedFormat("u4", 32, has_min=True))
+        pack(groups, PackedFormat("u4", 32, "min"))
 
 
 def test_bf16_pairs_share_a_word() -> None:
@@ -120,3 +135,12 @@ def test_bf16_pairs_share_a_word() -> None:
     words = pack(values, PackedFormat("bf16")).view(np.uint32)
     bits = f32_to_bf16(values).astype(np.uint32)
     assert words.tolist() == (bits[:, 0] | bits[:, 1] << 16).tolist()
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_unpack_puts_columns_where_the_layer_has_them(fmt: PackedFormat) -> None:
+    matrix, order = random_matrix(fmt, 17, 256), np.random.default_rng(4).permutation(256).astype(np.int32)
+    values = matrix.values() if isinstance(matrix, AffineGroups) else matrix
+    restored = unpack(PackedMatrix("t", fmt, 17, 256, pack(matrix, fmt), order))
+    for column, place in enumerate(order):
+        assert np.array_equal(restored[:, place], values[:, column])

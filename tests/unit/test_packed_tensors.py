@@ -54,6 +54,8 @@ def test_target_format(kind: str, weights: str) -> None:
         assert fmt == NATIVE_FORMATS[kind]
     elif (kind, weights) == ("Q4_0", "int4"):
         assert fmt == PackedFormat("u4", 32)
+    elif kind[:3] == {"int4": "Q4G", "int8": "Q8G"}.get(weights):
+        assert fmt == NATIVE_FORMATS[kind]
     else:
         assert fmt == CHOSEN_FORMATS[weights]
 

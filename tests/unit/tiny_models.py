@@ -14,6 +14,7 @@ from paceline.config import ModelConfig, RopeConfig
 from paceline.errors import CheckpointError
 from paceline.weights.blocks import dequantize, f32_to_bf16
 from paceline.weights.inventory import expected_shapes
+from paceline.weights.quantized_matrix import QuantizedMatrix
 from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor
 
 K_QUANT_SCALES = {
@@ -89,11 +90,40 @@ def encode(values: NDArray[np.float32], kind: str, rng: np.random.Generator) -> 
         if minimum_at is not None:
             blocks[:, minimum_at : minimum_at + 2] = np.array([minimum], np.float16).view(np.uint8)
         return blocks.reshape(-1)
+    if kind == "Q8C" or kind[2:3] == "G":
+        return quantized(values, kind).blocks("t").data
     if kind == "BF16":
         return f32_to_bf16(values).reshape(-1).view(np.uint8)
     if kind in ("F32", "F16"):
         return values.astype(np.float32 if kind == "F32" else np.float16).reshape(-1).view(np.uint8)
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]).reshape(-1).view(np.uint8)
+
+
+def quantized(values: NDArray[np.float32], kind: str, order: NDArray[np.int32] | None = None) -> QuantizedMatrix:
+    """A matrix [N, K] rounded to a kind of quantised checkpoints; with ``order`` its columns lie in that order.
+
+    Kinds with zero points get those of the group's range (the middle where that would be the range's), so that 0 and
+    the largest code occur as zero points too.
+    """
+    per_token, has_zero = kind == "Q8C", kind.endswith("Z")
+    bits = int(kind[1])
+    group = values.shape[1] if per_token else int(kind.removesuffix("Z")[3:])
+    columns = values if order is None else values[:, order]
+    grouped = columns.reshape(len(columns), -1, group).astype(np.float64)
+    middle, top = 1 << (bits - 1), (1 << bits) - 1
+    if has_zero:
+        low, high = np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)
+        scale = (high - low) / top
+        zero = np.rint(-low / np.where(scale > 0, scale, 1)).clip(0, top)
+    else:
+        scale = np.abs(grouped).max(axis=2) / (middle - 1)
+        zero = np.full(scale.shape, middle)
+    stored = scale.astype(np.float32 if per_token else np.float16)
+    divisor = np.where(stored > 0, stored, 1).astype(np.float64)[:, :, None]
+    codes = np.rint(grouped / divisor + zero[:, :, None]).clip(0, top).reshape(values.shape)
+    return QuantizedMatrix(
+        codes.astype(np.uint8), stored, zero.astype(np.uint8), bits, group, per_token=per_token, order=order
+    )
 
 
 def changed(checkpoint: MemoryCheckpoint, name: str, at: int, byte: int) -> MemoryCheckpoint:

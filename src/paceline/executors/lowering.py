@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline._native import Program
+from paceline.errors import UnsupportedError
 from paceline.executors.weights import WeightLoader
 from paceline.ops.graph import Graph, Node, Value
 from paceline.weights.packed import TILE, PackedMatrix
@@ -248,12 +249,14 @@ class Lowering:
     def _matrix(self, matrix: PackedMatrix) -> int:
         if id(matrix) not in self._matrix_ids:
             fmt = matrix.format
+            if fmt.group > 32 or fmt.per_token or fmt.offset == "zero" or matrix.order is not None:
+                raise UnsupportedError(f"{matrix.name}: {fmt} has no kernel yet; use --weights f32, bf16, int8 or int4")
             tile_bytes = fmt.tile_bytes(matrix.num_inputs)
             self._matrix_ids[id(matrix)] = self._program.add_matrix(
                 matrix.data,
                 fmt.kind,
                 fmt.group,
-                fmt.has_min,
+                fmt.offset == "min",
                 matrix.num_outputs,
                 matrix.num_inputs,
                 tile_bytes,

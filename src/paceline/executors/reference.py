@@ -21,9 +21,9 @@ from paceline.ops.spec import OPS
 from paceline.sampling.distribution import probabilities
 from paceline.sampling.draw import sample_reference
 from paceline.sampling.rows import SampledRows, SampleRows
-from paceline.weights.blocks import unpack
 from paceline.weights.packed import TILE, PackedMatrix
 from paceline.weights.raw import Checkpoint
+from paceline.weights.tiling import unpack
 
 
 class UnpackedWeights:
@@ -47,7 +47,7 @@ class UnpackedWeights:
     def magnitudes(self, name: str) -> Table:
         """|scale * q| + |minimum| of each weight; |weight| where no minimum is stored."""
         matrix = self._matrix(name)
-        if not matrix.format.has_min:
+        if matrix.format.offset != "min":
             return np.abs(self.values(name))
         data = matrix.data.copy()
         data.reshape(-1, matrix.format.group_bytes)[:, -2 * TILE :] = 0  # the minima

@@ -1,31 +1,30 @@
-"""What the bytes of a checkpoint's blocks mean, and of a packed matrix: the numpy reference of csrc/kernels/pack.cpp.
+"""What the bytes of a checkpoint's blocks mean: with ``tiling.py`` the numpy reference of csrc/kernels/pack.cpp.
 
-Source: GGUF's block layouts (ggml-quants.c, gguf.quants); the packed layout is documented in ``weights/packed.py``.
+Source: GGUF's block layouts (ggml-quants.c, gguf.quants), and those of ``weights/quantized_matrix.py``.
 
-Notation: W [N, K] f32 weights, q integer codes, d and m a block's f16 scale and minimum, sc and mn a k-quant's 6-bit
-(Q6_K: 8-bit) ones.
+Notation: W [N, K] f32 weights, q integer codes, d and m a block's f16 scale and minimum, z its zero point, sc and mn a
+k-quant's 6-bit (Q6_K: 8-bit) ones.
 
 Departures: none in value. ``dequantize`` follows the file's own formula, so it has the bits of ``gguf.quants``.
 ``to_affine`` moves codes into the range of the packed kinds: Q4_0 from -8..7 to 0..15 with minimum -8 d (exact), Q5_K
 from 0..31 to -16..15 with minimum m + 16 scale in f32, which halves what the rounding of its scale to f16 costs. Q5_1
 keeps q in 0..31: its d and m are f16 in the file and stay exact, whereas m + 16 d would not.
 
-Checked by: tests/unit/test_blocks.py against gguf.quants, tests/native/test_pack.py (native packer, bit for bit).
+Checked by: tests/unit/test_blocks.py against gguf.quants and ``QuantizedMatrix.values``, tests/native/test_pack.py
+(native packer, bit for bit).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.weights.packed import NATIVE_FORMATS, TILE, PackedFormat, PackedMatrix
 from paceline.weights.raw import BLOCK_KINDS, RawTensor
 
-Scalar = TypeVar("Scalar", bound=np.generic)
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -35,23 +34,33 @@ _F16_NAN = 0x7E00
 
 @dataclass(frozen=True)
 class AffineGroups:
-    """A matrix W = scale * q + minimum, one scale (and minimum, None for 0) for each ``group`` inputs of an output.
+    """A matrix W = scale * (q - zero) + minimum, with one of each for ``group`` inputs of an output (None for 0).
 
-    q [N, K] i8; scale, minimum [N, ceil(K / group)] f32. The last group may be short.
+    q [N, K] i8; scale, minimum [N, ceil(K / group)] f32, zero likewise i16. The last group may be short.
     """
 
     q: NDArray[np.int8]
     scale: F32
     minimum: F32 | None
     group: int
+    zero: NDArray[np.int16] | None = None
 
     def values(self) -> F32:
         """W [N, K] f32, with one multiplication and one addition in f32."""
         num_inputs = self.q.shape[1]
-        product = np.repeat(self.scale, self.group, axis=1)[:, :num_inputs] * self.q.astype(np.float32)
+        centred = self.q.astype(np.float32)
+        if self.zero is not None:
+            centred -= np.repeat(self.zero, self.group, axis=1)[:, :num_inputs].astype(np.float32)
+        product = np.repeat(self.scale, self.group, axis=1)[:, :num_inputs] * centred
         if self.minimum is None:
             return product
         return product + np.repeat(self.minimum, self.group, axis=1)[:, :num_inputs]
+
+    def rows(self, index: slice | NDArray[np.int32]) -> AffineGroups:
+        """Those outputs."""
+        minimum = None if self.minimum is None else self.minimum[index]
+        zero = None if self.zero is None else self.zero[index]
+        return AffineGroups(self.q[index], self.scale[index], minimum, self.group, zero)
 
 
 # --- floats ---
@@ -171,11 +180,32 @@ _DECODERS: dict[str, Callable[[Bytes], Decoded]] = {
 }
 
 
+def _decode_quantized(raw: RawTensor) -> AffineGroups:
+    """Blocks of ``quantized_matrix``: codes of Q4 without Z are moved to -8..7, as those of Q4_0 are."""
+    num_outputs, num_inputs = raw.shape
+    group, block_bytes = BLOCK_KINDS[raw.kind]
+    blocks = raw.data.reshape(-1, block_bytes)
+    if raw.kind == "Q8C":
+        scale = np.ascontiguousarray(blocks[:, :4]).view(np.float32).reshape(num_outputs, -1)
+        assert np.array_equal(scale.view(np.uint32), np.repeat(scale[:, :1], scale.shape[1], axis=1).view(np.uint32))
+        return AffineGroups(blocks[:, 4:].view(np.int8).reshape(raw.shape), scale[:, :1], None, num_inputs)
+    four, has_zero = raw.kind.startswith("Q4"), raw.kind.endswith("Z")
+    codes = blocks[:, 3 if has_zero else 2 :]
+    q = (_nibbles(codes.reshape(-1, 16)) if four else codes).view(np.int8).reshape(raw.shape)
+    scale = _half(blocks, 0).reshape(num_outputs, -1)
+    if not has_zero:
+        return AffineGroups(q - np.int8(8) if four else q, scale, None, group)
+    zero = blocks[:, 2] if four else blocks[:, 2].view(np.int8)
+    return AffineGroups(q, scale, None, group, zero.astype(np.int16).reshape(num_outputs, -1))
+
+
 def _decode(raw: RawTensor) -> AffineGroups:
     """The tensor in the form of its file, codes not yet moved."""
     num_outputs, num_inputs = raw.shape
     block, block_bytes = BLOCK_KINDS[raw.kind]
     assert num_inputs % block == 0, (raw.name, raw.shape, raw.kind)
+    if raw.kind not in _DECODERS:
+        return _decode_quantized(raw)
     q, scale, minimum = _DECODERS[raw.kind](raw.data.reshape(-1, block_bytes))
     return AffineGroups(
         q.reshape(num_outputs, num_inputs),
@@ -186,9 +216,11 @@ def _decode(raw: RawTensor) -> AffineGroups:
 
 
 def to_affine(raw: RawTensor) -> AffineGroups:
-    """A matrix of an integer kind in the range of its packed kind (q 0..15 for u4), scales not rounded yet."""
+    """A matrix of an integer kind in the range of its packed kind (q 0..15 for u4), scales not rounded yet, columns in
+    the tensor's order.
+    """
     groups = _decode(raw)
-    if raw.kind == "Q4_0":
+    if raw.kind in ("Q4_0", "Q4G64", "Q4G128"):
         return AffineGroups(groups.q + np.int8(8), groups.scale, np.float32(-8) * groups.scale, groups.group)
     if raw.kind == "Q5_K":
         assert groups.minimum is not None
@@ -198,7 +230,22 @@ def to_affine(raw: RawTensor) -> AffineGroups:
 
 
 def dequantize(raw: RawTensor) -> F32:
-    """W [N, K] f32 (or [length] for a vector): bit for bit what ``gguf.quants.dequantize`` gives."""
+    """W [N, K] f32 (or [length] for a vector), columns in the layer's order: bit for bit what
+    ``gguf.quants.dequantize`` and ``QuantizedMatrix.values`` give.
+    """
+    values = stored_values(raw)
+    return values if raw.order is None else restore_columns(values, raw.order)
+
+
+def restore_columns(values: F32, order: NDArray[np.int32]) -> F32:
+    """Columns put back: column j of ``values`` [N, K] is input order[j]."""
+    restored = np.empty_like(values)
+    restored[:, order] = values
+    return restored
+
+
+def stored_values(raw: RawTensor) -> F32:
+    """What ``dequantize`` gives, columns in the tensor's order."""
     data: Bytes = np.ascontiguousarray(raw.data)
     if raw.kind == "F32":
         return data.view(np.float32).reshape(raw.shape)
@@ -244,105 +291,3 @@ def quantize_rtn(weights: F32, fmt: Literal["int8", "int4"], *, group: int = 32)
     ratio = np.clip(np.where(usable[:, :, None], ratio, zero), np.float32(low), np.float32(high))
     q = np.rint(ratio).astype(np.int8).reshape(num_outputs, -1)[:, :num_inputs]
     return AffineGroups(q, np.where(finite, scale, np.float32("nan")), minimum, group)
-
-
-# --- the packed layout ---
-
-
-def _pad(array: NDArray[Scalar], rows: int, columns: int) -> NDArray[Scalar]:
-    return np.pad(array, ((0, rows - array.shape[0]), (0, columns - array.shape[1])))
-
-
-def _to_bits(values: F32, fmt: PackedFormat) -> NDArray[np.uint16] | NDArray[np.uint32]:
-    if fmt.kind == "f32":
-        return values.view(np.uint32)
-    return f32_to_bf16(values) if fmt.kind == "bf16" else f32_to_f16(values)
-
-
-def pack(matrix: AffineGroups | F32, fmt: PackedFormat) -> Bytes:
-    """The bytes that ``weights/packed.py`` describes; scales of ``AffineGroups`` (u4, i8) are rounded to f16 here."""
-    num_outputs, num_inputs = matrix.q.shape if isinstance(matrix, AffineGroups) else matrix.shape
-    tiles = -(-num_outputs // TILE)
-    columns = -(-num_inputs // fmt.group_inputs) * fmt.group_inputs
-    if not isinstance(matrix, AffineGroups):
-        assert fmt.group == 0, fmt
-        bits = _pad(_to_bits(np.ascontiguousarray(matrix), fmt), tiles * TILE, columns)
-        tiled = bits.reshape(tiles, TILE, columns // fmt.group_inputs, fmt.group_inputs)
-        return np.ascontiguousarray(tiled.transpose(0, 2, 1, 3)).view(np.uint8).reshape(-1)
-    assert fmt.group == matrix.group, (fmt, matrix.group)
-    groups = columns // fmt.group
-    codes = _pad(matrix.q.view(np.uint8), tiles * TILE, columns).reshape(tiles, TILE, groups, fmt.group // 4, 4)
-    parts = [codes.transpose(0, 2, 3, 1, 4).reshape(tiles, groups, -1)]
-    if fmt.kind == "u4":
-        assert 0 <= int(matrix.q.min()) <= int(matrix.q.max()) <= 15
-        parts = [parts[0][:, :, :256] | (parts[0][:, :, 256:] << np.uint8(4))]
-    per_group = [matrix.scale]
-    if fmt.has_min:
-        per_group.append(np.zeros_like(matrix.scale) if matrix.minimum is None else matrix.minimum)
-    elif fmt.kind == "u4":
-        assert matrix.minimum is not None
-        assert np.array_equal(matrix.minimum, np.float32(-8) * matrix.scale, equal_nan=True)
-    else:
-        assert matrix.minimum is None
-    for values in per_group:
-        halves = _pad(f32_to_f16(values), tiles * TILE, groups).reshape(tiles, TILE, groups)
-        parts.append(np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint8))
-    return np.concatenate(parts, axis=2).reshape(-1)
-
-
-def _from_bits(bits: NDArray[Any], fmt: PackedFormat) -> F32:
-    if fmt.kind == "f32":
-        return bits.view(np.float32)
-    return bf16_to_f32(bits) if fmt.kind == "bf16" else f16_to_f32(bits)
-
-
-def unpack(matrix: PackedMatrix) -> F32:
-    """W [N, K] f32 that the packed bytes mean.
-
-    f16 scales and minima are widened, then scale * q + minimum with one multiplication and one addition in f32.
-    """
-    fmt = matrix.format
-    tiles, groups = -(-matrix.num_outputs // TILE), -(-matrix.num_inputs // fmt.group_inputs)
-    data = matrix.data.reshape(tiles, groups, fmt.group_bytes)
-    if fmt.group == 0:
-        tiled = data.view(np.uint32 if fmt.kind == "f32" else np.uint16).reshape(tiles, groups, TILE, fmt.group_inputs)
-        rows = np.ascontiguousarray(tiled.transpose(0, 2, 1, 3)).reshape(tiles * TILE, -1)
-        return np.ascontiguousarray(_from_bits(rows, fmt)[: matrix.num_outputs, : matrix.num_inputs])
-    code_bytes = fmt.group * TILE // (2 if fmt.kind == "u4" else 1)
-    codes = data[:, :, :code_bytes]
-    if fmt.kind == "u4":
-        codes = np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], axis=2)
-    q = codes.reshape(tiles, groups, fmt.group // 4, TILE, 4).transpose(0, 3, 1, 2, 4).reshape(tiles * TILE, -1)
-
-    def per_group(at: int) -> F32:
-        halves = np.ascontiguousarray(data[:, :, at : at + 2 * TILE]).view(np.uint16)
-        return f16_to_f32(np.ascontiguousarray(halves.transpose(0, 2, 1))).reshape(tiles * TILE, groups)
-
-    scale = per_group(code_bytes)
-    minimum: F32 | None = None
-    if fmt.has_min:
-        minimum = per_group(code_bytes + 2 * TILE)
-    elif fmt.kind == "u4":
-        minimum = np.float32(-8) * scale
-    n = matrix.num_outputs
-    groups_form = AffineGroups(
-        q[:n, : matrix.num_inputs].view(np.int8), scale[:n], None if minimum is None else minimum[:n], fmt.group
-    )
-    return groups_form.values()
-
-
-def pack_raw(raw: RawTensor, fmt: PackedFormat, permutation: NDArray[np.int32] | None = None) -> Bytes:
-    """What the native packer writes: the file's codes where ``fmt`` is the kind's native format, else rounded from f32.
-
-    Row r of the result is row ``permutation[r]`` of the tensor.
-    """
-    order = slice(None) if permutation is None else permutation
-    if fmt.group and fmt == NATIVE_FORMATS[raw.kind]:
-        groups = to_affine(raw)
-        minimum = None if groups.minimum is None else groups.minimum[order]
-        return pack(AffineGroups(groups.q[order], groups.scale[order], minimum, groups.group), fmt)
-    values = dequantize(raw)[order]
-    if fmt.group == 0:
-        return pack(values, fmt)
-    assert (fmt.kind == "u4") == fmt.has_min, f"rounding to {fmt} is not defined"
-    return pack(quantize_rtn(values, "int4" if fmt.kind == "u4" else "int8", group=fmt.group), fmt)

@@ -158,7 +158,7 @@ def _read_tensor_infos(path: Path, cursor: _Cursor, metadata: Metadata, num_tens
         if name in infos:
             raise CheckpointError(path, "occurs twice", tensor=name)
         if kind_id not in KINDS:
-            supported = ", ".join(BLOCK_KINDS)
+            supported = ", ".join(KINDS.values())
             raise UnsupportedError(
                 f"{path}: tensor {name!r} is of type {_kind_name(kind_id)}; Paceline reads {supported}"
             )

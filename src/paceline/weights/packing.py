@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from paceline.config import WeightFormat
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, TILE, PackedFormat, PackedMatrix
+from paceline.weights.packed import (
+    CHOSEN_FORMATS,
+    MAX_CHANNEL_INPUTS,
+    NATIVE_FORMATS,
+    TILE,
+    PackedFormat,
+    PackedMatrix,
+)
 from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor
 
 Permutation = NDArray[np.int32]
@@ -25,9 +32,11 @@ _RELEASE_BYTES = 8 << 20
 def target_format(kind: str, weights: WeightFormat) -> PackedFormat:
     """The packed format of a tensor of that kind under ``--weights``.
 
-    Q4_0 stays as it is under int4: it is 4 bits in groups of 32 already, and rounding it again could only lose.
+    What has that many bits in groups already stays as it is (under int4 Q4_0 and the kinds of quantised checkpoints,
+    under int8 these): rounding it again could only lose.
     """
-    if weights == "native" or (weights == "int4" and kind == "Q4_0"):
+    has_bits = {"int4": kind == "Q4_0" or kind.startswith("Q4G"), "int8": kind.startswith("Q8G")}
+    if weights == "native" or has_bits.get(weights, False):
         return NATIVE_FORMATS[kind]
     return CHOSEN_FORMATS[weights]
 
@@ -108,12 +117,14 @@ def pack_tensors(
 ) -> list[PackedMatrix]:
     """The tensors packed as ``weights`` asks, in their order along outputs: as few matrices as possible.
 
-    Neighbours that share a packed format, each with a multiple of 16 outputs, become one matrix, named "a+b"; any other
-    tensor is a matrix of its own. Row r of a tensor named in ``permutations`` is the file's row ``permutation[r]``.
+    Neighbours that share a packed format and an order of inputs, each with a multiple of 16 outputs, become one matrix,
+    named "a+b"; any other tensor is a matrix of its own. Row r of a tensor named in ``permutations`` is the file's row
+    ``permutation[r]``. A float format has its columns in the layer's order, whatever that of the tensor is.
     ``release`` is called with each part of the checkpoint's bytes once it was read.
 
     Raises CheckpointError, with file and tensor, when a tensor is no matrix, has not the bytes of its shape, has other
-    inputs than the first one, or holds a weight or scale that is infinite, not a number, or too large for f16.
+    inputs than the first one, an order that is no permutation of them, or holds a weight or scale that is infinite, not
+    a number, or too large for f16; UnsupportedError for inputs whose integer sums could overflow.
     """
     permutations = permutations or {}
     arena = arena or WeightArena()
@@ -122,6 +133,11 @@ def pack_tensors(
         _check(raw, tensors[0].shape[-1], checkpoint.path)
     matrices = []
     for fmt, run in _runs(tensors, weights):
+        if fmt.per_token and run[0].shape[1] > MAX_CHANNEL_INPUTS:
+            raise UnsupportedError(
+                f"{checkpoint.path}: tensor {run[0].name!r} has {run[0].shape[1]} inputs; with one scale an output "
+                f"int8 takes at most {MAX_CHANNEL_INPUTS}, or its sums overflow: use --weights int8 or bf16"
+            )
         num_outputs, num_inputs = sum(raw.shape[0] for raw in run), run[0].shape[1]
         data = arena.take(fmt.matrix_bytes(num_outputs, num_inputs))
         at = 0
@@ -132,18 +148,21 @@ def pack_tensors(
             if not finite:
                 problem = f"a weight or block scale is infinite, not a number, or too large for {fmt}"
                 raise CheckpointError(checkpoint.path, problem, tensor=raw.name)
-        matrices.append(PackedMatrix("+".join(raw.name for raw in run), fmt, num_outputs, num_inputs, data))
+        order = run[0].order if fmt.group else None
+        matrices.append(PackedMatrix("+".join(raw.name for raw in run), fmt, num_outputs, num_inputs, data, order))
     return matrices
 
 
 def _runs(tensors: Sequence[RawTensor], weights: WeightFormat) -> Iterator[tuple[PackedFormat, list[RawTensor]]]:
     """Tensors that make one matrix together, with its format."""
 
-    def key(place: tuple[int, RawTensor]) -> tuple[PackedFormat, int | None]:
+    def key(place: tuple[int, RawTensor]) -> tuple[PackedFormat, bytes, int | None]:
         index, raw = place
-        return target_format(raw.kind, weights), index if raw.shape[0] % TILE else None
+        fmt = target_format(raw.kind, weights)
+        order = b"" if raw.order is None or not fmt.group else raw.order.tobytes()
+        return fmt, order, index if raw.shape[0] % TILE else None
 
-    for (fmt, _), run in groupby(enumerate(tensors), key):
+    for (fmt, *_), run in groupby(enumerate(tensors), key):
         yield fmt, [raw for _, raw in run]
 
 
@@ -163,6 +182,8 @@ def _check(raw: RawTensor, num_inputs: int, path: str) -> None:
     expected = raw.shape[0] * (num_inputs // block) * block_bytes
     if raw.data.size != expected:
         raise CheckpointError(path, f"has {raw.data.size} bytes where {expected} are expected", tensor=raw.name)
+    if raw.order is not None and not np.array_equal(np.sort(raw.order), np.arange(num_inputs)):
+        raise CheckpointError(path, f"its order of inputs is no permutation of {num_inputs}", tensor=raw.name)
 
 
 def _pack_one(
@@ -191,7 +212,17 @@ def _pack_one(
         at = fmt.matrix_bytes(first, num_inputs)
         part = out[at : at + fmt.matrix_bytes(count, num_inputs)]
         finite &= _native.pack_matrix(
-            source, raw.kind, count, num_inputs, permutation, fmt.kind, fmt.group, fmt.has_min, part, num_threads
+            source,
+            raw.kind,
+            count,
+            num_inputs,
+            permutation,
+            raw.order,
+            fmt.kind,
+            fmt.group,
+            fmt.offset,
+            part,
+            num_threads,
         )
         release(source)
     return finite

@@ -14,7 +14,7 @@ A block (``raw.BLOCK_KINDS``) is one group of one output, or 32 inputs of it for
 Codes of fewer bits than 4 lie in Q4 blocks with their own zero point. A group that is none of these sizes is cut into
 the largest that divides it.
 
-Checked by: tests/unit/test_quantized_matrix.py.
+Checked by: tests/unit/test_blocks.py.
 """
 
 from __future__ import annotations
