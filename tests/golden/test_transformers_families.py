@@ -46,7 +46,7 @@ from paceline.config import ModelConfig, RopeConfig
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
 from paceline.weights.checkpoint import open_checkpoint
-from paceline.weights.raw import Checkpoint, RawTensor
+from paceline.weights.raw import Checkpoint, RawTensor, TensorHeader
 
 FLOAT, F16_PAGES = 1e-4, 2e-3
 SEEN = 50
@@ -131,6 +131,9 @@ class Altered:
 
     def names(self) -> tuple[str, ...]:
         return self.checkpoint.names()
+
+    def header(self, name: str) -> TensorHeader:
+        return self.checkpoint.header(name)
 
     def tensor(self, name: str) -> RawTensor:
         raw = self.checkpoint.tensor(name)

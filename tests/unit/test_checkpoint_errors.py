@@ -17,7 +17,7 @@ from paceline.errors import CheckpointError, ModelError, UnsupportedError
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.gguf import read_header
 from paceline.weights.mapped_file import map_file
-from paceline.weights.safetensors import read_entries
+from paceline.weights.safetensors_header import read_entries
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def test_one_group_of_all_inputs_and_no_g_idx() -> None:
     assert_equal(GPTQLayout(4, None, 2).unpack(planes_of(matrix, g_idx=None)), matrix)
 
 
-@pytest.mark.parametrize("name", gptq.PLANES)
+@pytest.mark.parametrize("name", ["qweight", "qzeros", "scales", "g_idx"])
 def test_a_truncated_plane_is_refused(name: str) -> None:
     matrix = random_matrix(0, 16, 2)
     cut = gptq.pack(matrix)[name][:-1]

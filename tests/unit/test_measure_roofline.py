@@ -20,7 +20,7 @@ from paceline.measure.roofline import (
     prefill_work,
     shared_prefix_work,
 )
-from paceline.weights.raw import BLOCK_KINDS, RawTensor
+from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
 
 TRAFFIC = Traffic(layer_bytes=1000, head_bytes=300, kv_bytes=8, layer_operations=4000, head_operations=900)
 
@@ -36,6 +36,9 @@ class TinyCheckpoint:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.tensors)
+
+    def header(self, name: str) -> TensorHeader:
+        return TensorHeader(*self.tensors[name])
 
     def tensor(self, name: str) -> RawTensor:
         shape, kind = self.tensors[name]

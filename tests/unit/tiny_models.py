@@ -15,7 +15,7 @@ from paceline.errors import CheckpointError
 from paceline.weights.blocks import dequantize, f32_to_bf16
 from paceline.weights.inventory import expected_shapes
 from paceline.weights.quantized_matrix import QuantizedMatrix
-from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor
+from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor, TensorHeader
 
 K_QUANT_SCALES = {
     # kind: (where the f16 scale is, its size, where the f16 minimum is, its size): values centred, deviation about 1/16
@@ -36,6 +36,10 @@ class MemoryCheckpoint:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.tensors)
+
+    def header(self, name: str) -> TensorHeader:
+        raw = self.tensor(name)
+        return TensorHeader(raw.shape, raw.kind)
 
     def tensor(self, name: str) -> RawTensor:
         if name not in self.tensors:

@@ -7,23 +7,23 @@ import math
 from paceline.config import EngineConfig, ModelConfig, WeightFormat
 from paceline.weights.packed import NATIVE_FORMATS
 from paceline.weights.packing import target_format
-from paceline.weights.raw import Checkpoint, RawTensor
+from paceline.weights.raw import Checkpoint, TensorHeader
 
 
 def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Bytes of all weights in the formats that ``config`` chooses; vectors are held in f32."""
     tied = checkpoint.config.tie_embeddings
     return sum(
-        _tensor_bytes(checkpoint.tensor(name), config.weights_of(name, tied_embeddings=tied))
+        _tensor_bytes(checkpoint.header(name), config.weights_of(name, tied_embeddings=tied))
         for name in checkpoint.names()
     )
 
 
-def _tensor_bytes(tensor: RawTensor, weights: WeightFormat) -> int:
+def _tensor_bytes(tensor: TensorHeader, weights: WeightFormat) -> int:
     if len(tensor.shape) != 2:
         return 4 * math.prod(tensor.shape)
     if tensor.kind not in NATIVE_FORMATS:  # the loader will say what is wrong with this kind
-        return tensor.data.nbytes
+        return 0
     return target_format(tensor.kind, weights).matrix_bytes(*tensor.shape)
 
 

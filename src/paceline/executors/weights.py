@@ -66,7 +66,8 @@ class WeightLoader:
     def vector(self, name: str) -> NDArray[np.float32]:
         """The vector as float32, in rope order where it has one."""
         spec = self._graph.weights[name]
-        raw = self._check(spec)
+        self._check(spec)
+        raw = self._checkpoint.tensor(name)
         values = dequantize(RawTensor(raw.name, (1, *raw.shape), raw.kind, raw.data))[0]
         if not np.isfinite(values).all():
             raise CheckpointError(self._checkpoint.path, "a value is infinite or not a number", tensor=name)
@@ -86,12 +87,11 @@ class WeightLoader:
             self._tied_head = matrix
         return matrix
 
-    def _check(self, spec: WeightSpec) -> RawTensor:
-        raw = self._checkpoint.tensor(spec.name)
-        if raw.shape != spec.shape:
-            problem = f"has shape {raw.shape} where the configuration asks for {spec.shape}"
+    def _check(self, spec: WeightSpec) -> None:
+        shape = self._checkpoint.header(spec.name).shape
+        if shape != spec.shape:
+            problem = f"has shape {shape} where the configuration asks for {spec.shape}"
             raise CheckpointError(self._checkpoint.path, problem, tensor=spec.name)
-        return raw
 
     def _rope_order(self, spec: WeightSpec) -> NDArray[np.int32] | None:
         if spec.rope_heads == 0 or self._checkpoint.interleaved_rope:

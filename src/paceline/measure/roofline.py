@@ -69,7 +69,7 @@ def model_traffic(checkpoint: Checkpoint, config: EngineConfig) -> Traffic:
     head = "output.weight" if "output.weight" in checkpoint.names() else "token_embd.weight"
     layer_bytes = layer_operations = head_bytes = head_operations = 0
     for name in checkpoint.names():
-        tensor = checkpoint.tensor(name)
+        tensor = checkpoint.header(name)
         if len(tensor.shape) != 2 or (name == "token_embd.weight" and name != head):
             continue
         is_head = name == head

@@ -17,7 +17,7 @@ Checked by: tests/unit/test_awq_planes.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from paceline.weights.planes import Codes, Planes, Words, pack_rows, unpack_rows
 from paceline.weights.quantized_matrix import QuantizedMatrix
 
-PLANES = ("qweight", "qzeros", "scales")
 BITS = 4
 WORD_CODES = 8
 NIBBLE_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -37,16 +36,16 @@ class AWQLayout:
     """How a module is stored: inputs a group (None: all of them)."""
 
     group: int | None
+    bits: ClassVar[int] = BITS
+    per_token: ClassVar[bool] = False
+    required: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+    optional: ClassVar[tuple[str, ...]] = ()
 
     def shape(self, planes: Planes) -> tuple[int, int]:
-        """(outputs, inputs)."""
         num_inputs, num_words = planes.matrix_shape("qweight")
         return WORD_CODES * num_words, num_inputs
 
     def unpack(self, planes: Planes) -> QuantizedMatrix:
-        """The matrix. CheckpointError names the plane that is missing, of another shape, or holds what cannot be;
-        UnsupportedError when the last group is smaller.
-        """
         num_outputs, num_inputs = self.shape(planes)
         words = planes.array("qweight", np.int32, (num_inputs, num_outputs // WORD_CODES))
         num_groups = self._num_groups(planes)
@@ -63,7 +62,6 @@ class AWQLayout:
         return planes.num_groups(self.shape(planes)[1], self.group)
 
     def zero(self, planes: Planes) -> Codes:
-        """z [N, groups], without looking at the codes."""
         num_outputs, _ = self.shape(planes)
         return _by_output(planes.array("qzeros", np.int32, (self._num_groups(planes), num_outputs // WORD_CODES)))
 

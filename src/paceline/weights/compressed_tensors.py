@@ -25,7 +25,7 @@ Checked by: tests/unit/test_compressed_tensors_planes.py, tests/golden/test_comp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,20 +33,30 @@ from numpy.typing import NDArray
 from paceline.weights.planes import Codes, Planes, pack_rows, unpack_rows, words_of
 from paceline.weights.quantized_matrix import QuantizedMatrix
 
-PACKED_PLANES = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
-INT8_PLANES = ("weight", "weight_scale", "weight_zero_point")
-
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """How a module is stored as pack-quantized: bits of a code, inputs a group (None: all), symmetric or not."""
+    """How a module is stored as pack-quantized: bits of a code, inputs a group (None: all), symmetric or not, and
+    whether groups need not be consecutive, so that ``weight_g_idx`` must be there.
+    """
 
     bits: int
     group: int | None
     symmetric: bool
+    ordered: bool = False
+    per_token: ClassVar[bool] = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        zero_point = () if self.symmetric else ("weight_zero_point",)
+        g_idx = ("weight_g_idx",) if self.ordered else ()
+        return ("weight_packed", "weight_scale", "weight_shape", *zero_point, *g_idx)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return tuple(name for name in ("weight_zero_point", "weight_g_idx") if name not in self.required)
 
     def shape(self, planes: Planes) -> tuple[int, int]:
-        """(outputs, inputs), from ``weight_shape``. CheckpointError when ``weight_packed`` has another size."""
         shape = planes.array("weight_shape", np.int64, (2,))
         num_outputs, num_inputs = int(shape[0]), int(shape[1])
         packed = planes.matrix_shape("weight_packed")
@@ -56,9 +66,6 @@ class PackedLayout:
         return num_outputs, num_inputs
 
     def unpack(self, planes: Planes) -> QuantizedMatrix:
-        """The matrix. CheckpointError names the plane that is missing, of another shape, or holds what cannot be;
-        UnsupportedError for groups of unequal size.
-        """
         num_outputs, num_inputs = self.shape(planes)
         num_groups = planes.num_groups(num_inputs, self.group)
         words = planes.array("weight_packed", np.int32, (num_outputs, words_of(num_inputs, self.bits)))
@@ -75,7 +82,6 @@ class PackedLayout:
         )
 
     def zero(self, planes: Planes) -> Codes:
-        """z [N, groups], without looking at the codes."""
         num_outputs, num_inputs = self.shape(planes)
         num_groups = planes.num_groups(num_inputs, self.group)
         stored = planes.arrays.get("weight_zero_point")
@@ -96,14 +102,18 @@ class Int8Layout:
     symmetric: bool
     per_token: bool
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("weight", "weight_scale", *(() if self.symmetric else ("weight_zero_point",)))
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return ("weight_zero_point",) if self.symmetric else ()
+
     def shape(self, planes: Planes) -> tuple[int, int]:
-        """(outputs, inputs)."""
         return planes.matrix_shape("weight")
 
     def unpack(self, planes: Planes) -> QuantizedMatrix:
-        """The matrix. CheckpointError names the plane that is missing, of another shape, or holds what cannot be;
-        UnsupportedError when the last group is smaller.
-        """
         num_outputs, num_inputs = self.shape(planes)
         num_groups = planes.num_groups(num_inputs, self.group)
         weight = planes.array("weight", np.int8, (num_outputs, num_inputs))
@@ -123,7 +133,6 @@ class Int8Layout:
         )
 
     def zero(self, planes: Planes) -> Codes:
-        """z [N, groups], without looking at the codes."""
         num_outputs, num_inputs = self.shape(planes)
         num_groups = planes.num_groups(num_inputs, self.group)
         return _zero_points(planes, num_outputs, num_groups, self.bits, symmetric=self.symmetric)

@@ -42,8 +42,9 @@ from paceline.errors import CheckpointError, UnsupportedError
 from paceline.weights.huggingface_config import config_from_json
 from paceline.weights.inventory import check_inventory
 from paceline.weights.mapped_file import map_file
-from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor
-from paceline.weights.safetensors import DTYPES, Entry, canonical_name, read_entries, read_json
+from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor, TensorHeader
+from paceline.weights.safetensors import DTYPES, canonical_name, read_json
+from paceline.weights.safetensors_header import Entry, read_entries
 
 ARCHITECTURE = "PacelineEagleHead"
 EMBEDDING, FC, IDS = "token_embd.weight", "fc.weight", "d2t"
@@ -71,7 +72,7 @@ class EagleCheckpoint:
         self._entries = {_canonical(name): entry for name, entry in entries.items() if name not in IGNORED}
         self._check_dtypes()
         shapes = {name: entry.shape for name, entry in self._entries.items()}
-        shapes.setdefault(EMBEDDING, target.tensor(EMBEDDING).shape)
+        shapes.setdefault(EMBEDDING, target.header(EMBEDDING).shape)
         hidden = self.config.hidden_size
         if shapes.pop(FC, None) != (hidden, 2 * hidden):
             problem = f"missing, or its shape is not {(hidden, 2 * hidden)}"
@@ -95,15 +96,25 @@ class EagleCheckpoint:
         own = (name for name in self._entries if name not in (FC, EMBEDDING))
         return (EMBEDDING, *FC_HALVES, *own)
 
+    def header(self, name: str) -> TensorHeader:
+        if name == EMBEDDING and name not in self._entries:
+            return self._target.header(name)
+        hidden = self.config.hidden_size
+        entry = self._entry(FC if name in FC_HALVES else name)
+        return TensorHeader((hidden, hidden) if name in FC_HALVES else entry.shape, entry.dtype)
+
     def tensor(self, name: str) -> RawTensor:
         if name == EMBEDDING and name not in self._entries:
             return self._target.tensor(name)
         if name in FC_HALVES:
             return self._half(name)
-        entry = self._entries.get(name)
-        if entry is None:
-            raise CheckpointError(self._file, "missing", tensor=name)
+        entry = self._entry(name)
         return RawTensor(name, entry.shape, entry.dtype, self._data(entry))
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self._entries:
+            raise CheckpointError(self._file, "missing", tensor=name)
+        return self._entries[name]
 
     def _half(self, name: str) -> RawTensor:
         """The columns of fc.weight that one input meets, copied."""
@@ -185,6 +196,6 @@ def _canonical(name: str) -> str:
     """The name that the graph uses; the name itself where it has none."""
     for known in (name, f"model.{name}"):
         canonical = canonical_name(known)
-        if canonical is not None and canonical != known:
+        if canonical != known:
             return canonical
     return name

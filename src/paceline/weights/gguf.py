@@ -22,7 +22,7 @@ from paceline.errors import CheckpointError, UnsupportedError
 from paceline.weights.gguf_config import config_from_metadata
 from paceline.weights.inventory import Shape, check_inventory
 from paceline.weights.mapped_file import map_file
-from paceline.weights.raw import BLOCK_KINDS, RawTensor
+from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -105,12 +105,19 @@ class GGUFCheckpoint:
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
+    def header(self, name: str) -> TensorHeader:
+        info = self._info(name)
+        return TensorHeader(info.shape, info.kind)
+
     def tensor(self, name: str) -> RawTensor:
-        info = self._tensors.get(name)
-        if info is None:
-            raise CheckpointError(self._path, "missing", tensor=name)
+        info = self._info(name)
         data = np.frombuffer(self._buffer, np.uint8, info.num_bytes, info.start)
         return RawTensor(name, info.shape, info.kind, data)
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._tensors:
+            raise CheckpointError(self._path, "missing", tensor=name)
+        return self._tensors[name]
 
     def _floats(self, name: str, info: TensorInfo) -> tuple[float, ...]:
         if info.kind != "F32" or len(info.shape) != 1:

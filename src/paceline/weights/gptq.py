@@ -22,7 +22,7 @@ Checked by: tests/unit/test_gptq_planes.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from paceline.weights.planes import Codes, Planes, Words, pack_rows, unpack_rows, words_of
 from paceline.weights.quantized_matrix import QuantizedMatrix
 
-PLANES = ("qweight", "qzeros", "scales", "g_idx")
 BITS = (2, 3, 4, 8)
 WORD_OFFSETS = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 """1 in every code of a word."""
@@ -38,23 +37,31 @@ WORD_OFFSETS = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 @dataclass(frozen=True)
 class GPTQLayout:
-    """How a module is stored: bits of a code, inputs a group (None: all of them), version."""
+    """How a module is stored: bits of a code, inputs a group (None: all of them), version, and whether groups need not
+    be consecutive, so that ``g_idx`` must be there.
+    """
 
     bits: int
     group: int | None
     version: Literal[1, 2]
+    ordered: bool = False
+    per_token: ClassVar[bool] = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("qweight", "qzeros", "scales", *(("g_idx",) if self.ordered else ()))
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return () if self.ordered else ("g_idx",)
 
     def shape(self, planes: Planes) -> tuple[int, int]:
-        """(outputs, inputs). CheckpointError when ``qweight`` cannot be that of a matrix."""
         num_words, num_outputs = planes.matrix_shape("qweight")
         if num_words * 32 % self.bits:
             raise planes.error("qweight", f"has {num_words} words an output, no whole number of {self.bits}-bit codes")
         return num_outputs, num_words * 32 // self.bits
 
     def unpack(self, planes: Planes) -> QuantizedMatrix:
-        """The matrix. CheckpointError names the plane that is missing, of another shape, or holds what cannot be;
-        UnsupportedError for groups of unequal size.
-        """
         num_outputs, num_inputs = self.shape(planes)
         words = planes.array("qweight", np.int32, (words_of(num_inputs, self.bits), num_outputs))
         codes = unpack_rows(words.T, self.bits, num_inputs)
@@ -76,7 +83,6 @@ class GPTQLayout:
         return planes.num_groups(self.shape(planes)[1], self.group)
 
     def zero(self, planes: Planes) -> Codes:
-        """z [N, groups], without looking at the codes."""
         num_outputs, _ = self.shape(planes)
         shape = (self._num_groups(planes), words_of(num_outputs, self.bits))
         stored: Words = planes.array("qzeros", np.int32, shape)

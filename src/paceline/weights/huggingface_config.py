@@ -35,7 +35,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 REFUSED_WHEN_SET = {
-    "quantization_config": "weights quantised with {}",
     "mlp_bias": "biases in the feed-forward layers",
     "num_local_experts": "a mixture of {} experts",
 }
@@ -82,8 +81,7 @@ def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:
     keys = _Keys(path, values, family.defaults)
     for key, feature in REFUSED_WHEN_SET.items():
         if value := keys.get(key):
-            name = value.get("quant_method", value) if isinstance(value, dict) else value
-            raise UnsupportedError(f"{path}: {key}: {feature.format(name)}")
+            raise UnsupportedError(f"{path}: {key}: {feature.format(value)}")
     if keys.get("hidden_act", "silu") != "silu":
         raise UnsupportedError(f"{path}: hidden_act {keys.get('hidden_act')!r}; Paceline has silu")
     num_heads, hidden_size = keys.integer("num_attention_heads"), keys.integer("hidden_size")

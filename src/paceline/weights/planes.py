@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.weights.quantized_matrix import QuantizedMatrix
 
 Codes = NDArray[np.uint8]
 Words = NDArray[np.int32]
@@ -112,6 +113,49 @@ class Planes:
     def error(self, name: str, problem: str) -> CheckpointError:
         """What is wrong with one plane."""
         return CheckpointError(self.path, problem, tensor=f"{self.module}.{name}")
+
+
+class Layout(Protocol):
+    """How the planes of a module hold a matrix."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        ...
+
+    @property
+    def group(self) -> int | None:
+        """Inputs that share a scale, None for all of them."""
+        ...
+
+    @property
+    def per_token(self) -> bool:
+        """Whether activations are rounded to int8 with one scale a token."""
+        ...
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Planes that there must be."""
+        ...
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Planes that there may be besides."""
+        ...
+
+    def shape(self, planes: Planes) -> tuple[int, int]:
+        """(outputs, inputs). CheckpointError when the planes cannot be those of a matrix."""
+        ...
+
+    def zero(self, planes: Planes) -> Codes:
+        """z [N, groups], without looking at the codes."""
+        ...
+
+    def unpack(self, planes: Planes) -> QuantizedMatrix:
+        """The matrix. CheckpointError names the plane that is missing, of another shape, or holds what cannot be;
+        UnsupportedError for groups of unequal size.
+        """
+        ...
 
 
 def words_of(count: int, bits: int) -> int:

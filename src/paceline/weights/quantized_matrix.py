@@ -24,13 +24,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.weights.raw import RawTensor
+from paceline.weights.raw import BLOCK_KINDS, RawTensor
 
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 BLOCK_GROUPS = (128, 64, 32)
 """Inputs that a block may cover, largest first."""
+
+
+def block_kind(bits: int, group: int, *, is_symmetric: bool, per_token: bool) -> str:
+    """The kind of the blocks that hold such a matrix. ValueError when groups are no multiple of 32."""
+    size = next((size for size in BLOCK_GROUPS if group % size == 0), None)
+    if size is None:
+        raise ValueError(f"groups of {group} inputs are no multiple of {BLOCK_GROUPS[-1]}")
+    if per_token:
+        return "Q8C"
+    kind = f"Q{4 if bits <= 4 else 8}G{size}" + ("" if is_symmetric and bits in (4, 8) else "Z")
+    return {"Q4G32": "Q4_0", "Q8G32": "Q8_0"}.get(kind, kind)
 
 
 @dataclass(frozen=True)
@@ -78,18 +89,15 @@ class QuantizedMatrix:
 
     def blocks(self, name: str) -> RawTensor:
         """The matrix as a tensor of one of the block kinds above. ValueError when groups are no multiple of 32."""
-        group = next((size for size in BLOCK_GROUPS if self.group % size == 0), None)
-        if group is None:
-            raise ValueError(f"groups of {self.group} inputs are no multiple of {BLOCK_GROUPS[-1]}")
-        shape = self.codes.shape
+        kind = block_kind(self.bits, self.group, is_symmetric=self.is_symmetric, per_token=self.per_token)
+        group, _ = BLOCK_KINDS[kind]
         if self.per_token:
             assert self.bits == 8, "int8 activations meet int8 weights"
             assert self.is_symmetric, "int8 activations meet symmetric weights"
-            return RawTensor(name, shape, "Q8C", self._cut(32, "<f4", None), self.order)
-        symmetric = self.is_symmetric and self.bits in (4, 8)
-        kind = f"Q{4 if self.bits <= 4 else 8}G{group}" + ("" if symmetric else "Z")
-        kind = {"Q4G32": "Q4_0", "Q8G32": "Q8_0"}.get(kind, kind)
-        return RawTensor(name, shape, kind, self._cut(group, "<f2", None if symmetric else self.zero), self.order)
+            data = self._cut(group, "<f4", None)
+        else:
+            data = self._cut(group, "<f2", self.zero if kind.endswith("Z") else None)
+        return RawTensor(name, self.codes.shape, kind, data, self.order)
 
     def _cut(self, group: int, scale_type: str, zero: NDArray[np.uint8] | None) -> Bytes:
         """The bytes of all blocks of ``group`` inputs."""

@@ -55,6 +55,14 @@ class RawTensor:
     order: NDArray[np.int32] | None = None
 
 
+@dataclass(frozen=True)
+class TensorHeader:
+    """Shape and kind of a tensor, as ``RawTensor`` has them."""
+
+    shape: tuple[int, ...]
+    kind: str
+
+
 class Checkpoint(Protocol):
     """An opened model: configuration, tensors by canonical name, tokenizer files.
 
@@ -78,6 +86,10 @@ class Checkpoint(Protocol):
     def files(self) -> tuple[Path, ...]: ...
 
     def names(self) -> tuple[str, ...]: ...
+
+    def header(self, name: str) -> TensorHeader:
+        """Shape and kind of ``tensor(name)``, whose data are not read. Raises as it does."""
+        ...
 
     def tensor(self, name: str) -> RawTensor:
         """The tensor, or CheckpointError naming file and tensor when it is missing or reaches past the end of the

@@ -8,11 +8,8 @@ Checked by: tests/unit/test_safetensors.py, against the library.
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,12 @@ import numpy as np
 
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.weights.huggingface_config import config_from_json
-from paceline.weights.inventory import Shape, check_inventory
+from paceline.weights.inventory import check_inventory, expected_shapes
 from paceline.weights.mapped_file import map_file
-from paceline.weights.raw import BLOCK_KINDS, RawTensor
+from paceline.weights.quantization_config import Quantization, read_quantization
+from paceline.weights.quantized_modules import QuantizedModule, is_zero, split_modules
+from paceline.weights.raw import RawTensor, TensorHeader
+from paceline.weights.safetensors_header import Entry, read_entries
 
 DTYPES = ("F32", "F16", "BF16")
 
@@ -48,33 +48,39 @@ BLOCK_PATTERN = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
 """Buffers that old versions of Transformers saved; they follow from the configuration."""
 
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies: bytes ``start : start + num_bytes`` of ``file``."""
-
-    file: Path
-    dtype: str
-    shape: Shape
-    start: int
-    num_bytes: int
+OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 class HuggingFaceCheckpoint:
-    """A directory with config.json and safetensors, memory-mapped; implements ``raw.Checkpoint``."""
+    """A directory with config.json and safetensors, memory-mapped; implements ``raw.Checkpoint``.
+
+    Tensors that are quantised (``quantization_config``) are built when they are asked for, others are views of a file.
+    """
 
     def __init__(self, path: Path) -> None:
         """Reads config.json and all headers. Raises CheckpointError or UnsupportedError, naming file and tensor."""
         self._path = path
         self.interleaved_rope = False
-        self.config = config_from_json(path / "config.json", read_json(path / "config.json"))
-        files = _weight_files(path)
-        self._buffers = {file: map_file(file) for file in files}
+        values = read_json(path / "config.json")
+        self.config = config_from_json(path / "config.json", values)
+        self._buffers = {file: map_file(file) for file in _weight_files(path)}
+        entries = self._read_entries()
+        self._config_files, quantization = _read_quantization(path, values, entries)
+        needed = expected_shapes(self.config)
+        self._modules: dict[str, QuantizedModule] = {}
         self._tensors: dict[str, Entry] = {}
-        for file, buffer in self._buffers.items():
-            for name, entry in read_entries(file, buffer).items():
+        modules: dict[str, dict[str, Entry]] = {}
+        if quantization is not None:
+            modules, entries = split_modules(entries)
+            for module, planes in modules.items():
+                self._add_module(module, QuantizedModule(module, quantization, planes, self._buffers))
+        for name, entry in entries.items():
+            # Writers of GPTQ files give every layer a bias, of zeros where the model has none.
+            is_needless = name.removesuffix(".bias") in modules and canonical_name(name) not in needed
+            if not (is_needless and entry.dtype in DTYPES and is_zero(entry, self._buffers[entry.file])):
                 self._add(canonical_name(name), entry)
-        check_inventory(path, self.config, {name: entry.shape for name, entry in self._tensors.items()})
+        shapes = {name: module.shape for name, module in self._modules.items()}
+        check_inventory(path, self.config, shapes | {name: entry.shape for name, entry in self._tensors.items()})
 
     @property
     def path(self) -> str:
@@ -83,33 +89,66 @@ class HuggingFaceCheckpoint:
     @property
     def files(self) -> tuple[Path, ...]:
         """All that the model is made of, for ``model_hash``: the tokenizer's files change no key and no value."""
-        return (self._path / "config.json", *self._buffers)
+        return (*self._config_files, *self._buffers)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
+        return (*self._tensors, *self._modules)
+
+    def header(self, name: str) -> TensorHeader:
+        if name in self._modules:
+            return self._modules[name].header
+        entry = self._entry(name)
+        return TensorHeader(entry.shape, entry.dtype)
 
     def tensor(self, name: str) -> RawTensor:
-        entry = self._tensors.get(name)
-        if entry is None:
-            raise CheckpointError(self._path, "missing", tensor=name)
+        if name in self._modules:
+            return self._modules[name].tensor(name)
+        entry = self._entry(name)
         data = np.frombuffer(self._buffers[entry.file], np.uint8, entry.num_bytes, entry.start)
         return RawTensor(name, entry.shape, entry.dtype, data)
 
-    def _add(self, name: str | None, entry: Entry) -> None:
-        if name is None or (name == "output.weight" and self.config.tie_embeddings):
+    def _entry(self, name: str) -> Entry:
+        if name not in self._tensors:
+            raise CheckpointError(self._path, "missing", tensor=name)
+        return self._tensors[name]
+
+    def _read_entries(self) -> dict[str, Entry]:
+        """All tensors of all files by their own names, without those that follow from the configuration."""
+        entries: dict[str, Entry] = {}
+        for file, buffer in self._buffers.items():
+            for name, entry in read_entries(file, buffer).items():
+                if name.endswith(COMPUTED_SUFFIXES):
+                    continue
+                if name in entries:
+                    problem = f"occurs in {entries[name].file.name} too"
+                    raise CheckpointError(file, problem, tensor=canonical_name(name))
+                entries[name] = entry
+        return entries
+
+    def _add(self, name: str, entry: Entry) -> None:
+        """Keep a plain tensor."""
+        if name == "output.weight" and self.config.tie_embeddings:
             return
         if entry.dtype not in DTYPES:
             supported = ", ".join(DTYPES)
             raise UnsupportedError(f"{entry.file}: tensor {name!r} is {entry.dtype}; Paceline reads {supported}")
-        if name in self._tensors:
-            raise CheckpointError(entry.file, f"occurs in {self._tensors[name].file.name} too", tensor=name)
+        if name in self._tensors or name in self._modules:
+            raise CheckpointError(entry.file, "occurs twice, under two names", tensor=name)
         self._tensors[name] = entry
 
+    def _add_module(self, module: str, quantized: QuantizedModule) -> None:
+        """Keep a quantised matrix."""
+        canonical = canonical_name(f"{module}.weight")
+        if canonical == "output.weight" and self.config.tie_embeddings:
+            raise UnsupportedError(
+                f"{self._path / 'config.json'}: tie_word_embeddings is true, but {module} has codes of its own: "
+                "set it to false to use these"
+            )
+        self._modules[canonical] = quantized
 
-def canonical_name(name: str) -> str | None:
-    """The GGUF name of a Hugging Face tensor; the name itself when there is none, None for a computed buffer."""
-    if name.endswith(COMPUTED_SUFFIXES):
-        return None
+
+def canonical_name(name: str) -> str:
+    """The GGUF name of a Hugging Face tensor; the name itself when there is none."""
     if match := BLOCK_PATTERN.fullmatch(name):
         layer, module, parameter = match.groups()
         return f"blk.{layer}.{BLOCK_NAMES[module]}.{parameter}" if module in BLOCK_NAMES else name
@@ -129,38 +168,21 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def read_entries(path: Path, buffer: mmap.mmap) -> dict[str, Entry]:
-    """Name -> place of every tensor of a mapped safetensors file. Raises CheckpointError naming file and tensor."""
-    size = len(buffer)
-    header_bytes = int.from_bytes(buffer[:8], "little")
-    data_start = 8 + header_bytes
-    if size < 8 or data_start > size:
-        raise CheckpointError(path, f"announces a header of {header_bytes:,} bytes in a file of {size:,}: truncated?")
-    try:
-        header = json.loads(buffer[8:data_start])
-    except ValueError as error:
-        raise CheckpointError(path, f"the header is corrupt: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(path, "the header is not a JSON object")
-    header.pop("__metadata__", None)
-    return {name: _entry(path, name, fields, data_start, size) for name, fields in header.items()}
-
-
-def _entry(path: Path, name: str, fields: Any, data_start: int, file_bytes: int) -> Entry:
-    try:
-        dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
-        valid = all(type(number) is int and number >= 0 for number in (*shape, begin, end)) and begin <= end
-    except (KeyError, TypeError, ValueError):
-        valid = False
-    if not valid:
-        raise CheckpointError(path, f"has the entry {fields!r}: corrupt", tensor=name)
-    if data_start + end > file_bytes:
-        raise CheckpointError(
-            path, f"ends at byte {data_start + end:,} of a file of {file_bytes:,}: truncated?", tensor=name
-        )
-    if dtype in DTYPES and math.prod(shape) * BLOCK_KINDS[dtype][1] != end - begin:
-        raise CheckpointError(path, f"is {dtype} {shape} but has {end - begin:,} bytes", tensor=name)
-    return Entry(path, dtype, shape, data_start + begin, end - begin)
+def _read_quantization(
+    directory: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]
+) -> tuple[tuple[Path, ...], Quantization | None]:
+    """The files that describe the model, and how it is quantised: by config.json, or by the file that old versions of
+    AutoGPTQ and AutoAWQ wrote beside it.
+    """
+    path = directory / "config.json"
+    found = read_quantization(path, config)
+    if found is None and any(name.endswith(".qweight") for name in entries):
+        for name, method in OLD_CONFIGS.items():
+            old = directory / name
+            if old.exists():
+                values = {"quant_method": method, **read_json(old)}
+                return (path, old), read_quantization(old, {"quantization_config": values})
+    return (path,), found
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -1,0 +1,66 @@
+"""The header of a safetensors file: where each tensor lies.
+
+Source: the safetensors format (huggingface/safetensors, README).
+Departures: the library hands out numpy arrays, and numpy has no bfloat16; this reader says where the bytes are.
+Checked by: tests/unit/test_safetensors.py, against the library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import CheckpointError
+from paceline.weights.inventory import Shape
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "I16": 2, "I32": 4, "I64": 8}
+"""Bytes of a number of the types whose tensors are checked to have as many as their shape says."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: bytes ``start : start + num_bytes`` of ``file``."""
+
+    file: Path
+    dtype: str
+    shape: Shape
+    start: int
+    num_bytes: int
+
+
+def read_entries(path: Path, buffer: mmap.mmap) -> dict[str, Entry]:
+    """Name -> place of every tensor of a mapped safetensors file. Raises CheckpointError naming file and tensor."""
+    size = len(buffer)
+    header_bytes = int.from_bytes(buffer[:8], "little")
+    data_start = 8 + header_bytes
+    if size < 8 or data_start > size:
+        raise CheckpointError(path, f"announces a header of {header_bytes:,} bytes in a file of {size:,}: truncated?")
+    try:
+        header = json.loads(buffer[8:data_start])
+    except ValueError as error:
+        raise CheckpointError(path, f"the header is corrupt: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(path, "the header is not a JSON object")
+    header.pop("__metadata__", None)
+    return {name: _entry(path, name, fields, data_start, size) for name, fields in header.items()}
+
+
+def _entry(path: Path, name: str, fields: Any, data_start: int, file_bytes: int) -> Entry:
+    try:
+        dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
+        valid = all(type(number) is int and number >= 0 for number in (*shape, begin, end)) and begin <= end
+    except (KeyError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise CheckpointError(path, f"has the entry {fields!r}: corrupt", tensor=name)
+    if data_start + end > file_bytes:
+        raise CheckpointError(
+            path, f"ends at byte {data_start + end:,} of a file of {file_bytes:,}: truncated?", tensor=name
+        )
+    if dtype in ITEM_BYTES and math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
+        raise CheckpointError(path, f"is {dtype} {shape} but has {end - begin:,} bytes", tensor=name)
+    return Entry(path, dtype, shape, data_start + begin, end - begin)
