@@ -95,7 +95,7 @@ def load_subject(name: str, checkpoint: Checkpoint, config: EngineConfig) -> Sub
     from paceline.executors.native import NativeExecutor
 
     executor = NativeExecutor.load(checkpoint, config)
-    shapes = [checkpoint.tensor(tensor).shape for tensor in checkpoint.names()]
+    shapes = [checkpoint.header(tensor).shape for tensor in checkpoint.names()]
     tied = checkpoint.config.tie_embeddings
     head = "token_embd.weight" if tied else "output.weight"
     return Subject(
