@@ -28,6 +28,7 @@ from paceline.serve.settings import ServeSettings
         ("max_prompt_tokens", 0),
         ("header_s", -1),
         ("body_s", float("inf")),
+        ("send_s", None),
         ("shutdown_s", "soon"),
         ("shutdown_s", float("nan")),
         ("otel", "yes"),

@@ -1,4 +1,8 @@
-"""One connection: uvicorn's, with limits on how long a request's head is and takes, and errors in JSON."""
+"""One connection: uvicorn's, with limits on how long a request's head is and takes, and on how long a client may take
+nothing of its answer; and errors in JSON.
+
+Source of the last: nginx's ``send_timeout``, which is between two writes and not for the whole answer.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,31 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
+        self._unsent_bytes = 0
+        self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it to Transport
+        # Told of each byte that the client's system does not take at once: also of the last ones of an answer, which
+        # would otherwise wait in a transport that is closing, for ever. The kernel buffers megabytes before that.
+        self.transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.settings.max_connections:
             self.app = _Crowded(self.app)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head_timer()
+        self._end_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._send_timer is None:
+            self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._end_send_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         began_before = self._in_head
@@ -100,6 +119,23 @@ class Connection(HttpToolsProtocol):
             self._refuse(HTTPError(408, message, code="head_timeout").problem)
         elif not self._in_message:
             self.transport.close()
+
+    def _await_reader(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self.settings.send_s, self._reader_is_late)
+
+    def _end_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _reader_is_late(self) -> None:
+        """Ends the connection, and so the work for it, unless the client has taken something since."""
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._await_reader()
+        else:
+            self._send_timer = None
+            self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
         self._refusal = problem

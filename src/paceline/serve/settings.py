@@ -22,6 +22,7 @@ class ServeSettings:
     max_body_bytes     longest request body
     max_header_bytes   longest request line and headers
     header_s, body_s   time that they may take to arrive
+    send_s             time in which a client must take some of what is sent, or its connection is closed
     max_prompt_tokens  longest prompt, None = what the context holds
     max_choices        largest ``n``
     max_stop           most stop strings
@@ -47,6 +48,7 @@ class ServeSettings:
     max_header_bytes: int = 2**16
     header_s: float = 10.0
     body_s: float = 60.0
+    send_s: float = 60.0
     max_prompt_tokens: int | None = None
     max_choices: int = 16
     max_stop: int = 16
@@ -90,7 +92,16 @@ class ServeSettings:
                 raise ParameterError(name, getattr(self, name), "true or false")
         if self.max_prompt_tokens is not None:
             _check_integer("max_prompt_tokens", self.max_prompt_tokens, 1, 2**30)
-        for name in ("header_s", "body_s", "shutdown_s", "ping_s", "coalesce_ms", "max_stall_s", "request_timeout_s"):
+        for name in (
+            "header_s",
+            "body_s",
+            "send_s",
+            "shutdown_s",
+            "ping_s",
+            "coalesce_ms",
+            "max_stall_s",
+            "request_timeout_s",
+        ):
             value = getattr(self, name)
             if name == "request_timeout_s" and value is None:
                 continue
