@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
@@ -55,16 +55,18 @@ class Structure:
     kind    "json_object" any JSON object; "json_schema" what the schema allows; "regex" a full match; "choice" one of
             some texts; "grammar" a Lark grammar whose rule ``start`` is the answer
     source  the schema as JSON, the expression, a JSON list of texts, or the grammar; empty for "json_object"
+    name    what whoever asks for it calls it, for errors; structures that differ in it alone are equal
     """
 
     kind: StructureKind
     source: str = ""
+    name: str = field(default="structure", compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in STRUCTURE_KINDS:
-            raise ParameterError("structure", self.kind, f"one of {', '.join(STRUCTURE_KINDS)}")
+            raise ParameterError(self.name, self.kind, f"one of {', '.join(STRUCTURE_KINDS)}")
         if not isinstance(self.source, str) or bool(self.source) != (self.kind != "json_object"):
-            raise ParameterError("structure", self.source, "the source as text; none for json_object")
+            raise ParameterError(self.name, self.source, "the source as text; none for json_object")
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,10 @@ class SamplingParams:
 
     def validate_for(self, vocab_size: int) -> None:
         """Raises ``ParameterError`` if a token id lies outside a vocabulary of ``vocab_size``."""
-        for field, tokens in (("logit_bias", tuple(self.logit_bias)), ("stop_token_ids", self.stop_token_ids)):
+        for name, tokens in (("logit_bias", tuple(self.logit_bias)), ("stop_token_ids", self.stop_token_ids)):
             for token in tokens:
                 if token >= vocab_size:
-                    raise ParameterError(field, token, f"token ids of this model are between 0 and {vocab_size - 1}")
+                    raise ParameterError(name, token, f"token ids of this model are between 0 and {vocab_size - 1}")
 
 
 def _number(field: str, value: Any, allowed: str) -> float:

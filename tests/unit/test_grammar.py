@@ -137,6 +137,24 @@ def test_a_grammar_as_deep_as_it_may_be_does_not_end_the_process(compiler: Gramm
     assert compiler.compile(structure).matcher().num_allowed(list(b"bbba")) == 3
 
 
+def test_errors_use_the_name_that_the_caller_has_for_the_structure(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ParameterError) as error:
+        compiler.compile(Structure("regex", "(", "guided_regex"))
+    assert error.value.field == "guided_regex"
+    with pytest.raises(ParameterError) as error:
+        Structure("regex", "", "guided_regex")
+    assert error.value.field == "guided_regex"
+    named, other = Structure("regex", "ab+", "guided_regex"), Structure("regex", "ab+", "regex")
+    assert named == other
+    assert compiler.compile(named) is compiler.compile(other), "one structure is compiled once, whatever it is called"
+    monkeypatch.setattr(grammar, "MAX_TOKEN_S", 0.0)
+    with pytest.raises(ParameterError) as error:
+        compiler.compile(other).matcher("regex").advance(ord("a"))
+    assert error.value.field == "regex"
+
+
 def test_names_cannot_be_spelled_with_escapes(compiler: GrammarCompiler) -> None:
     structure = Structure("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}')
     assert accepts(compiler, structure, '{"a": 1, "b": "x"}')

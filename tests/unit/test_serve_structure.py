@@ -103,7 +103,9 @@ def test_text_generation_inference() -> None:
         body = {"inputs": "x", "parameters": {"grammar": grammar, "max_new_tokens": 50}}
         assert re.fullmatch(expression, post("/generate", body).json()["generated_text"])
     body = {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "("}}}
-    assert post("/generate", body).status_code == 422
+    answer = post("/generate", body)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("grammar=")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -112,8 +114,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two in one": ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
     "an empty expression": ({"guided_regex": ""}, "guided_regex"),
     "no choices": ({"guided_choice": []}, "guided_choice"),
-    "a keyword": ({"guided_json": {"not": {}}}, "structure"),
-    "no expression": ({"guided_regex": "("}, "structure"),
+    "a keyword": ({"guided_json": {"not": {}}}, "guided_json"),
+    "no expression": ({"guided_regex": "("}, "guided_regex"),
+    "no grammar": ({"guided_grammar": "start: other"}, "guided_grammar"),
+    "a keyword of a format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        "response_format",
+    ),
+    "no expression among outputs": ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    "a special token": ({"structured_outputs": {"grammar": "start: <a>"}}, "structured_outputs.grammar"),
 }
 
 

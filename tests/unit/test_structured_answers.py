@@ -21,6 +21,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.outputs import Completion
 from paceline.errors import ParameterError, RequestError
 from paceline.params import SamplingParams, Structure
+from paceline.sampling import grammar
 from paceline.sampling.constraint import Constraint, allows
 from paceline.speculate.draft import Context, Draft, Drafter
 from paceline.speculate.speculator import Speculator
@@ -233,6 +234,17 @@ def test_what_does_not_compile_is_refused_before_anything_is_queued() -> None:
         engine.make_request([1], SamplingParams(structure=Structure("regex", "(")))
     assert error.value.field == "structure"
     assert not engine.has_work
+
+
+def test_a_grammar_that_exceeds_its_limits_in_an_answer_is_told_by_its_callers_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    request = engine.make_request([1], SamplingParams(structure=Structure("regex", "a+", "guided_regex"), max_tokens=4))
+    monkeypatch.setattr(grammar, "MAX_TOKEN_S", 0.0)
+    (failed,) = run(engine, [request])
+    assert isinstance(failed.error, ParameterError)
+    assert failed.error.field == "guided_regex"
 
 
 def test_a_grammar_that_fails_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ class Engine:
 
     def _constraint(self, structure: Structure, params: SamplingParams) -> Constraint:
         return Constraint(
-            self._grammars.compile(structure).matcher(),
+            self._grammars.compile(structure).matcher(structure.name),
             self.executor.model.vocab_size,
             ends=self._tokenizer.eos_token_ids,
             stops=params.stop_token_ids,

@@ -68,8 +68,10 @@ class Vocabulary(Protocol):
 class Matcher:
     """How far one answer has come in its grammar. Raises ``ParameterError`` once the grammar exceeds its limits."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, name: str) -> None:
+        """``name`` is what errors call the structure."""
         self._matcher = matcher
+        self._name = name
         self._width = mask_width(vocab_size)
 
     def allowed(self, words: NDArray[np.uint32]) -> None:
@@ -120,7 +122,7 @@ class Matcher:
         elif since_s is not None and (took_s := time.thread_time() - since_s) > MAX_TOKEN_S:
             reason = f"a token took {took_s:.2f} s"
         if reason is not None:
-            raise ParameterError("structure", "a grammar", f"one that can be followed within its limits: {reason}")
+            raise ParameterError(self._name, "a grammar", f"one that can be followed within its limits: {reason}")
 
 
 class CompiledGrammar:
@@ -130,9 +132,9 @@ class CompiledGrammar:
         self._prototype = prototype
         self._vocab_size = vocab_size
 
-    def matcher(self) -> Matcher:
-        """At the beginning of an answer; takes some 50 µs."""
-        return Matcher(self._prototype.deep_copy(), self._vocab_size)
+    def matcher(self, name: str = "structure") -> Matcher:
+        """At the beginning of an answer, whose structure errors call ``name``; takes some 50 µs."""
+        return Matcher(self._prototype.deep_copy(), self._vocab_size, name)
 
 
 class GrammarCompiler:
@@ -289,4 +291,4 @@ def _lark_text(text: str) -> str:
 
 
 def _refusal(structure: Structure, reason: str) -> RequestError:
-    return ParameterError("structure", structure.kind, reason.strip()[:1000])
+    return ParameterError(structure.name, structure.kind, reason.strip()[:1000])

@@ -40,7 +40,7 @@ async def create_chat_completion(service: Service, exchange: Exchange, http: Req
     try:
         stream = await service.ask(exchange, prompt, params, field="messages", streaming=body.stream)
     except ParameterError as error:
-        if toolbox is None or error.field != "structure":
+        if toolbox is None or error.field != "tools":
             raise
         names = shorten(", ".join(toolbox.names), 80, placeholder=" ...")
         raise ParameterError("tools", names, _POSITION.sub("", error.allowed).partition("\n")[0]) from error

@@ -32,7 +32,9 @@ def structure_of(
     if isinstance(response_format, JSONObjectFormat):
         schema = response_format.value
         found["response_format"] = (
-            Structure("json_object") if schema is None else _structure("response_format", "json", schema)
+            Structure("json_object", name="response_format")
+            if schema is None
+            else _structure("response_format", "json", schema)
         )
     elif isinstance(response_format, JSONSchemaFormat):
         found["response_format"] = _structure("response_format", "json", response_format.json_schema.schema_)
@@ -42,7 +44,8 @@ def structure_of(
     if structured_outputs is not None:
         given = structured_outputs.model_dump(by_alias=True)
         if given.pop("json_object"):
-            found["structured_outputs.json_object"] = Structure("json_object")
+            name = "structured_outputs.json_object"
+            found[name] = Structure("json_object", name=name)
         for kind, value in given.items():
             if value is not None:
                 name = f"structured_outputs.{kind}"
@@ -65,7 +68,7 @@ def _structure(field: str, kind: str, value: Any) -> Structure:
     if not value and value is not True and not isinstance(value, dict):
         raise ParameterError(field, value, "not empty")
     if kind == "json":
-        return Structure("json_schema", value if isinstance(value, str) else json.dumps(value))
+        return Structure("json_schema", value if isinstance(value, str) else json.dumps(value), field)
     if kind == "choice":
-        return Structure("choice", json.dumps(value))
-    return Structure("regex" if kind == "regex" else "grammar", value)
+        return Structure("choice", json.dumps(value), field)
+    return Structure("regex" if kind == "regex" else "grammar", value, field)

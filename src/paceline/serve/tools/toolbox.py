@@ -55,7 +55,7 @@ class Toolbox:
 
     def structure(self) -> Structure | None:
         """What the answer is held to, None where it may be anything."""
-        return Structure("grammar", "\n".join(self._rules())) if self.is_held else None
+        return Structure("grammar", "\n".join(self._rules()), "tools") if self.is_held else None
 
     def _rules(self) -> Iterator[str]:
         """A Lark grammar. Its texts are calls, each with arguments that obey the function's schema, or, where none must
