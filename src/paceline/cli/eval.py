@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arguments import DEFAULT_MODEL, add_load_arguments, engine_config, positive
 from paceline.cli.session import fetch_model
 from paceline.cli.terminal import Progress, bold, dim, table
+from paceline.errors import ParameterError
 
 if TYPE_CHECKING:
     from paceline.measure.quality.subject import Opened, Subject, Vocabulary
@@ -62,12 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "llama-perplexity does",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="draw quality over size: .html (with the table), .svg or .png; may be repeated",
+    )
     add_load_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Scores the models and prints the table."""
+    """Scores the models, draws, and prints the table."""
+    _check_plots(args.plot)
     document = evaluate_models(args)
+    for path in args.plot:
+        _plot(path, document)
     if args.json:
         import json
 
@@ -103,49 +115,36 @@ def evaluate_models(args: argparse.Namespace) -> dict[str, Any]:
 
 def summary(document: Mapping[str, Any]) -> list[str]:
     """The table for a person."""
-    reference, windows = document["reference"], document["windows"]
-    header = ["model", "weights", "bits", "perplexity", "± 95 %"]
-    if reference is not None:
-        header += ["change", "mean KL", "± 95 %", "median", "99 %", "99.9 %", "top-1"]
-    rows = [_row(model, compared=reference is not None) for model in document["models"]]
-    if reference is not None:
-        rows.insert(0, [*_row(reference, compared=False), *[""] * 7])
-    lines = table(header, rows, right=frozenset(range(1, len(header))))
-    stride = f", stride {windows['stride']}" if windows["kind"] == "sliding" else ", second halves"
-    tokens = document["models"][0]["tokens"]
-    notes = [
-        f"{tokens:,} tokens of {document['text']}, {windows['number']} {windows['kind']} windows of "
-        f"{windows['context']}{stride}",
-    ]
-    if reference is not None:
-        notes.append(f"reference: the first row, {reference['path']['kv_dtype']} KV; KL(reference || model) in nats")
-    return [bold(lines[0], sys.stdout), *lines[1:], "", *(dim(note, sys.stdout) for note in notes)]
+    from paceline.measure.quality.report import report_of
+
+    report = report_of(document)
+    head, *lines = table(report.header, report.rows, right=frozenset(range(1, len(report.header))))
+    return [bold(head, sys.stdout), *lines, "", *(dim(note, sys.stdout) for note in report.notes)]
 
 
-def _row(model: Mapping[str, Any], *, compared: bool) -> list[str]:
-    row = [
-        model["model"],
-        f"{model['bytes'] / 1e6:,.1f} MB",
-        f"{model['bits_per_weight']:.2f}",
-        f"{model['perplexity']:.3f}",
-        _half_width(model["perplexity_ci"], 2),
-    ]
-    if not compared:
-        return row
-    return [
-        *row,
-        f"{100 * (model['perplexity_ratio'] - 1):+.2f} %",
-        f"{model['kl_mean']:.5f}",
-        _half_width(model["kl_mean_ci"], 5),
-        f"{model['kl_median']:.5f}",
-        f"{model['kl_p99']:.4f}",
-        f"{model['kl_p999']:.4f}",
-        f"{100 * model['top1_agreement']:.2f} %",
-    ]
+def _plot(path: Path, document: Mapping[str, Any]) -> None:
+    from paceline.measure.quality.chart import chart_of, draw_page, draw_png, draw_svg
+    from paceline.measure.quality.report import report_of
+
+    chart = chart_of(document)
+    if path.suffix == ".png":
+        draw_png(chart, path)
+    elif path.suffix == ".svg":
+        path.write_text(draw_svg(chart), encoding="utf-8")
+    else:
+        report = report_of(document)
+        path.write_text(draw_page(chart, report.header, report.rows, report.notes), encoding="utf-8")
 
 
-def _half_width(interval: Sequence[float] | None, digits: int) -> str:
-    return "" if interval is None else f"{(interval[1] - interval[0]) / 2:.{digits}f}"
+def _check_plots(paths: Sequence[Path]) -> None:
+    """Before anything is computed."""
+    for path in paths:
+        if path.suffix not in (".png", ".html", ".svg"):
+            raise ParameterError("plot", str(path), "a file that ends in .png, .html or .svg")
+        if path.suffix == ".png":
+            from paceline.measure.quality.chart import require_matplotlib
+
+            require_matplotlib()
 
 
 def _open(args: argparse.Namespace) -> tuple[list[Opened], Opened | None]:
