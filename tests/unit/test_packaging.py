@@ -76,7 +76,7 @@ def test_environment_variables_are_listed_and_few() -> None:
     assert len(listed) <= 8
 
 
-@pytest.mark.parametrize("extra", ["torch", "train", "serve", "otel", "ray", "test", "dev"])
+@pytest.mark.parametrize("extra", ["torch", "train", "serve", "eval", "otel", "ray", "test", "dev"])
 def test_extra_exists(extra: str) -> None:
     assert re.search(rf"^{extra} = \[", PYPROJECT, re.MULTILINE)
 

@@ -1,7 +1,8 @@
 """Measures what a model's weights and formats cost in quality: perplexity, KL divergence from a reference, agreement
 with it, and size.
 
-MODEL may name how it is loaded, after a colon: smollm2-135m:int8, or smollm2-135m:weights=int4,head=int8,kv=int8.
+MODEL may name how it is loaded, after a colon: smollm2-135m:int8, or smollm2-135m:weights=int4,head=int8,kv=int8. With
+--tasks it is lm-eval's tasks that are run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import eval_tasks
 from paceline.cli.arguments import DEFAULT_MODEL, add_load_arguments, engine_config, positive
 from paceline.cli.session import fetch_model
 from paceline.cli.terminal import Progress, bold, dim, table
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "eval"
 HELP = "measure what weights and formats cost in quality"
+DEFAULT_CONTEXT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON lines of messages instead, put through the chat template; the assistant's tokens are scored",
     )
     parser.add_argument("--tokens", type=positive, metavar="N", help="only the first N tokens (of a chat: scored ones)")
-    parser.add_argument("--context", type=positive, default=512, metavar="N", help="tokens of a window (default 512)")
+    parser.add_argument(
+        "--context",
+        type=positive,
+        metavar="N",
+        help="tokens of a window (default 512); of a task's prompt with its answer (default: the model's own limit)",
+    )
     parser.add_argument(
         "--stride", type=positive, metavar="N", help="tokens from one window to the next (default: half the context)"
     )
@@ -71,13 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw quality over size: .html (with the table), .svg or .png; may be repeated",
     )
+    eval_tasks.add_arguments(parser)
     add_load_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Scores the models, draws, and prints the table."""
+    """Scores the models, draws, and prints the table; or runs tasks over them."""
+    eval_tasks.check_arguments(args)
     _check_plots(args.plot)
-    document = evaluate_models(args)
+    document = evaluate_models(args) if args.tasks is None else eval_tasks.evaluate_tasks(args)
     for path in args.plot:
         _plot(path, document)
     if args.json:
@@ -85,7 +95,7 @@ def execute(args: argparse.Namespace) -> int:
 
         print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print("\n".join(summary(document)))
+        print("\n".join(summary(document) if args.tasks is None else eval_tasks.summary(document)))
     return 0
 
 
@@ -95,8 +105,8 @@ def evaluate_models(args: argparse.Namespace) -> dict[str, Any]:
     from paceline.measure.quality.texts import WindowShape
     from paceline.measure.record import environment
 
-    shape = WindowShape(args.windows, args.context, args.stride)
-    opened, reference = _open(args)
+    shape = WindowShape(args.windows, args.context or DEFAULT_CONTEXT, args.stride)
+    opened, reference = _open(args, shape.context)
     vocabulary, source, windows = _windows(args, shape, opened, reference)
     loaded = _load([*opened, *([] if reference is None else [reference])])
     compared = None if reference is None else loaded.pop()
@@ -147,7 +157,7 @@ def _check_plots(paths: Sequence[Path]) -> None:
             require_matplotlib()
 
 
-def _open(args: argparse.Namespace) -> tuple[list[Opened], Opened | None]:
+def _open(args: argparse.Namespace, context: int) -> tuple[list[Opened], Opened | None]:
     """The models and the reference, their headers read and their vocabularies not compared yet."""
     from paceline.config import EngineConfig
     from paceline.measure.quality.choice import ModelChoice, parse_choice
@@ -157,7 +167,7 @@ def _open(args: argparse.Namespace) -> tuple[list[Opened], Opened | None]:
     base = engine_config(args)
 
     def opened(choice: ModelChoice, config: EngineConfig) -> Opened:
-        return open_choice(choice, config, context=args.context, path=fetch_model(choice.model))
+        return open_choice(choice, config, context=context, path=fetch_model(choice.model))
 
     models = [opened(choice, base) for choice in choices]
     if args.reference == "none":
