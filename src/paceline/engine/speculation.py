@@ -24,8 +24,7 @@ from paceline.speculate.ngram import NgramDrafter
 from paceline.speculate.policy import FixedPolicy, Policy
 from paceline.speculate.speculator import Speculator
 from paceline.speculate.suffix import SuffixDrafter
-from paceline.weights.gguf import GGUFCheckpoint
-from paceline.weights.safetensors import HuggingFaceCheckpoint
+from paceline.weights.checkpoint import AnyCheckpoint
 
 DRAFT_KV_SHARE = 8
 """Part of the available memory that a draft model's keys and values may take: one of so many."""
@@ -44,7 +43,7 @@ SELF = "self:"
 class DraftModel:
     """A model that drafts, and how it is loaded."""
 
-    checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint
+    checkpoint: AnyCheckpoint
     config: EngineConfig
     is_target: bool
 
@@ -57,7 +56,7 @@ class DraftModel:
 
 
 def find_draft_model(
-    checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint,
+    checkpoint: AnyCheckpoint,
     config: EngineConfig,
     context_length: int,
     available_bytes: int,

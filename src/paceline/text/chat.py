@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import CheckpointError, ParameterError
 from paceline.text.huggingface_tokenizer import read_optional_json, special_text
 from paceline.weights.gguf import GGUFCheckpoint
-from paceline.weights.safetensors import HuggingFaceCheckpoint
+from paceline.weights.raw import Checkpoint
 
 if TYPE_CHECKING:
     import jinja2
@@ -91,7 +91,7 @@ class ChatTemplate:
             ) from error
 
 
-def load_chat_template(checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint) -> ChatTemplate | None:
+def load_chat_template(checkpoint: Checkpoint) -> ChatTemplate | None:
     """The template that comes with a checkpoint, None when there is none."""
     path = Path(checkpoint.path)
     if isinstance(checkpoint, GGUFCheckpoint):

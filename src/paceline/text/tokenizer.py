@@ -13,7 +13,7 @@ from paceline.text.gguf_tokenizer import WORD_START, tokenizer_from_metadata
 from paceline.text.huggingface_tokenizer import tokenizer_from_directory
 from paceline.text.special_tokens import SpecialTokens
 from paceline.weights.gguf import GGUFCheckpoint
-from paceline.weights.safetensors import HuggingFaceCheckpoint
+from paceline.weights.raw import Checkpoint
 
 if TYPE_CHECKING:
     import tokenizers
@@ -104,7 +104,7 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) or ""
 
 
-def load_tokenizer(checkpoint: GGUFCheckpoint | HuggingFaceCheckpoint) -> Tokenizer:
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that comes with a checkpoint. Raises CheckpointError or UnsupportedError."""
     if isinstance(checkpoint, GGUFCheckpoint):
         backend, special = tokenizer_from_metadata(Path(checkpoint.path), checkpoint.metadata)

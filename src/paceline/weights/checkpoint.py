@@ -6,15 +6,23 @@ from pathlib import Path
 
 from paceline.errors import CheckpointError
 from paceline.weights.gguf import MAGIC, GGUFCheckpoint
-from paceline.weights.safetensors import HuggingFaceCheckpoint
+from paceline.weights.paceline_checkpoint import QUANT_METHOD, PacelineCheckpoint
+from paceline.weights.safetensors import HuggingFaceCheckpoint, read_json
+
+AnyCheckpoint = GGUFCheckpoint | HuggingFaceCheckpoint | PacelineCheckpoint
 
 
-def open_checkpoint(path: Path) -> GGUFCheckpoint | HuggingFaceCheckpoint:
-    """The checkpoint at ``path``: a GGUF file (by name or by its first bytes) or a Hugging Face directory.
+def open_checkpoint(path: Path) -> AnyCheckpoint:
+    """The checkpoint at ``path``: a GGUF file (by name or by its first bytes), or a directory of Hugging Face's or of
+    Paceline's own format.
 
     Headers are checked at once, tensors are mapped when asked for. Raises CheckpointError, or UnsupportedError.
     """
     if path.is_dir():
+        values = read_json(path / "config.json")
+        quantization = values.get("quantization_config")
+        if isinstance(quantization, dict) and quantization.get("quant_method") == QUANT_METHOD:
+            return PacelineCheckpoint(path, values)
         return HuggingFaceCheckpoint(path)
     if path.suffix == ".gguf" or _has_magic(path):
         return GGUFCheckpoint(path)

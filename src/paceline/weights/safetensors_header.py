@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,21 @@ class Entry:
 
 def read_entries(path: Path, buffer: mmap.mmap) -> dict[str, Entry]:
     """Name -> place of every tensor of a mapped safetensors file. Raises CheckpointError naming file and tensor."""
+    header, data_start = _read_header(path, buffer)
+    header.pop("__metadata__", None)
+    return {name: _entry(path, name, fields, data_start, len(buffer)) for name, fields in header.items()}
+
+
+def read_metadata(path: Path, buffer: mmap.mmap) -> Mapping[str, str]:
+    """The texts under ``__metadata__`` of a mapped safetensors file, none where it has none. Raises CheckpointError."""
+    metadata = _read_header(path, buffer)[0].get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(path, "__metadata__ is not an object of texts: corrupt")
+    return metadata
+
+
+def _read_header(path: Path, buffer: mmap.mmap) -> tuple[dict[str, Any], int]:
+    """The header, and the first byte after it."""
     size = len(buffer)
     header_bytes = int.from_bytes(buffer[:8], "little")
     data_start = 8 + header_bytes
@@ -45,8 +61,7 @@ def read_entries(path: Path, buffer: mmap.mmap) -> dict[str, Entry]:
         raise CheckpointError(path, f"the header is corrupt: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(path, "the header is not a JSON object")
-    header.pop("__metadata__", None)
-    return {name: _entry(path, name, fields, data_start, size) for name, fields in header.items()}
+    return header, data_start
 
 
 def _entry(path: Path, name: str, fields: Any, data_start: int, file_bytes: int) -> Entry:

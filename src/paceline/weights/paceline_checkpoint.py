@@ -1,0 +1,175 @@
+"""Directories in Paceline's own format: blocks as the packer reads them, mapped without a conversion.
+
+    config.json         ``quantization_config`` has quant_method "paceline", a version, ``interleaved_rope`` as a
+                        checkpoint has it, and ``model``, the fields of ModelConfig. All else is the source's, for the
+                        tokenizer and for people.
+    *.safetensors       canonical names. A matrix in blocks is U8 [outputs, bytes of a row]; ``paceline.blocks`` in the
+                        metadata, the text of a JSON object, has its kind and shape. What is not in blocks is F32, F16
+                        or BF16. NAME.order, I32 [inputs], is there when column j is input order[j] of the layer.
+    tokenizer files     as in any Hugging Face directory.
+
+Any kind of ``raw.BLOCK_KINDS`` may occur, so embeddings and head can be quantised too, which other formats of
+directories cannot do while they are tied.
+
+Checked by: tests/unit/test_paceline_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.weights.inventory import check_inventory
+from paceline.weights.mapped_file import map_file
+from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
+from paceline.weights.safetensors import DTYPES
+from paceline.weights.safetensors_header import Entry, read_entries, read_metadata
+
+QUANT_METHOD = "paceline"
+VERSION = 1
+BLOCKS_KEY = "paceline.blocks"
+ORDER_SUFFIX = ".order"
+COUNTS = (
+    "num_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "context_length",
+)
+FLAGS = ("tie_embeddings", "attention_bias", "qk_norm")
+
+
+class PacelineCheckpoint:
+    """A directory in Paceline's own format, memory-mapped; implements ``raw.Checkpoint``."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        """``values`` is its config.json. Raises CheckpointError or UnsupportedError, naming file and tensor."""
+        self._path = path
+        quantization = values["quantization_config"]
+        if quantization.get("version") != VERSION:
+            raise UnsupportedError(
+                f"{path / 'config.json'}: version {quantization.get('version')!r} of Paceline's format; this release "
+                f"reads version {VERSION}: update Paceline, or quantise again"
+            )
+        self.config = config_of(path / "config.json", quantization.get("model"))
+        self.interleaved_rope = bool(quantization.get("interleaved_rope"))
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(path, "has no *.safetensors")
+        self._buffers = {file: map_file(file) for file in files}
+        self._entries: dict[str, Entry] = {}
+        self._blocks: dict[str, TensorHeader] = {}
+        for file, buffer in self._buffers.items():
+            entries = read_entries(file, buffer)
+            self._entries |= entries
+            self._add_blocks(file, entries, read_metadata(file, buffer))
+        check_inventory(path, self.config, {name: self.header(name).shape for name in self.names()})
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that the model is made of, for ``model_hash``."""
+        return (self._path / "config.json", *self._buffers)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name in self._entries if not name.endswith(ORDER_SUFFIX))
+
+    def header(self, name: str) -> TensorHeader:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(self._path, "missing", tensor=name)
+        if name in self._blocks:
+            return self._blocks[name]
+        if entry.dtype not in DTYPES:
+            raise CheckpointError(entry.file, f"is {entry.dtype} and not among {BLOCKS_KEY}", tensor=name)
+        return TensorHeader(entry.shape, entry.dtype)
+
+    def tensor(self, name: str) -> RawTensor:
+        header = self.header(name)
+        return RawTensor(name, header.shape, header.kind, self._bytes(name), self._order(name, header.shape))
+
+    def _bytes(self, name: str) -> NDArray[np.uint8]:
+        entry = self._entries[name]
+        return np.frombuffer(self._buffers[entry.file], np.uint8, entry.num_bytes, entry.start)
+
+    def _order(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32] | None:
+        entry = self._entries.get(name + ORDER_SUFFIX)
+        if entry is None:
+            return None
+        order = self._bytes(name + ORDER_SUFFIX).view("<i4")
+        if len(shape) != 2 or not np.array_equal(np.sort(order), np.arange(shape[1])):
+            raise CheckpointError(entry.file, "is no order of the inputs", tensor=name + ORDER_SUFFIX)
+        return order
+
+    def _add_blocks(self, file: Path, entries: Mapping[str, Entry], metadata: Mapping[str, Any]) -> None:
+        try:
+            given = json.loads(metadata[BLOCKS_KEY]).items()
+            blocks = {name: (str(each["kind"]), tuple(each["shape"])) for name, each in given}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(file, f"the metadata {BLOCKS_KEY} is missing or damaged") from error
+        for name, (kind, shape) in blocks.items():
+            if name not in entries:
+                continue  # in another part: all parts have the whole list
+            if kind not in BLOCK_KINDS:
+                raise UnsupportedError(
+                    f"{file}: tensor {name!r} is of kind {kind!r}; Paceline has {', '.join(BLOCK_KINDS)}"
+                )
+            block, block_bytes = BLOCK_KINDS[kind]
+            rows = len(shape) == 2 and all(type(size) is int and size > 0 for size in shape) and shape[1] % block == 0
+            if not rows or entries[name].shape != (shape[0], shape[1] // block * block_bytes):
+                raise CheckpointError(file, f"is {kind} {shape} but has {entries[name].shape} bytes", tensor=name)
+            self._blocks[name] = TensorHeader(shape, kind)
+
+
+def config_values(config: ModelConfig, *, interleaved_rope: bool) -> dict[str, Any]:
+    """What config.json says of such a model, beside what the source's says."""
+    quantization = {
+        "quant_method": QUANT_METHOD,
+        "version": VERSION,
+        "interleaved_rope": interleaved_rope,
+        "model": asdict(config),
+    }
+    return {"quantization_config": quantization}
+
+
+def config_of(path: Path, values: Any) -> ModelConfig:
+    """The ModelConfig whose fields are ``values``. Raises CheckpointError; ``path`` is only for errors."""
+    if not isinstance(values, dict) or not isinstance(values.get("rope"), dict):
+        raise CheckpointError(path, f"quantization_config.model is {values!r}, expected an object with rope")
+    names = {field.name for field in fields(ModelConfig)}
+    if unknown := values.keys() - names:
+        raise UnsupportedError(f"{path}: quantization_config.model has {', '.join(sorted(unknown))}: update Paceline")
+    whole = [(name, values.get(name)) for name in COUNTS]
+    whole += [(name, values[name]) for name in ("sliding_window",) if values.get(name) is not None]
+    for name, value in whole:
+        if type(value) is not int or value < 1:
+            raise CheckpointError(path, f"quantization_config.model.{name} is {value!r}, expected a positive integer")
+    for name in FLAGS:
+        if not isinstance(values.get(name), bool):
+            raise CheckpointError(path, f"quantization_config.model.{name} is {values.get(name)!r}, expected a bool")
+    if values.get("architecture") not in ("llama", "qwen2", "qwen3"):
+        raise UnsupportedError(f"{path}: quantization_config.model.architecture is {values.get('architecture')!r}")
+    try:
+        rope = dict(values["rope"])
+        if rope.get("scaling") is not None:
+            scaling = dict(rope["scaling"])
+            rope["scaling"] = RopeScaling(**{**scaling, "factors": tuple(map(float, scaling.get("factors", ())))})
+        rope["theta"], rope["dim"] = float(rope["theta"]), int(rope["dim"])
+        epsilon = float(values["rms_norm_eps"])
+        return ModelConfig(**{**values, "rope": RopeConfig(**rope), "rms_norm_eps": epsilon})
+    except (TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(path, f"quantization_config.model is damaged: {error}") from error
