@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.errors import KVCapacityError as KVCapacityError
     from paceline.errors import MemoryBudgetError as MemoryBudgetError
     from paceline.errors import ModelError as ModelError
+    from paceline.errors import OutputError as OutputError
     from paceline.errors import OverloadError as OverloadError
     from paceline.errors import PacelineError as PacelineError
     from paceline.errors import ParameterError as ParameterError
@@ -64,6 +65,7 @@ _MODULES = {
         "KVCapacityError",
         "MemoryBudgetError",
         "ModelError",
+        "OutputError",
         "OverloadError",
         "PacelineError",
         "ParameterError",

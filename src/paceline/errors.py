@@ -4,6 +4,7 @@ PacelineError
 ├── ModelError                 something about the model that was asked for
 │   ├── UnknownModelError      no alias, file or directory of that name
 │   ├── DownloadError          a model could not be fetched or its hash differs
+│   ├── OutputError            a model cannot be written to that place (names it and why)
 │   ├── CheckpointError        a file is truncated, corrupt, or lacks a tensor (names the file and the tensor)
 │   └── UnsupportedError       an architecture, tensor type or feature that is not built
 ├── RequestError               something about one request
@@ -47,6 +48,14 @@ class CheckpointError(ModelError):
         self.tensor = tensor
         where = f"{path}: tensor {tensor!r}" if tensor is not None else f"{path}"
         super().__init__(f"{where}: {problem}")
+
+
+class OutputError(ModelError):
+    """A model cannot be written to the place that was given."""
+
+    def __init__(self, path: object, problem: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{path}: {problem}")
 
 
 class UnsupportedError(ModelError):
