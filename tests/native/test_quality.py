@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 
 from paceline.config import EngineConfig
 from paceline.errors import PacelineError, ParameterError
+from paceline.executors.base import StepPlan, StepResult
 from paceline.executors.native import NativeExecutor
 from paceline.executors.rows_plan import rows_plan
 from paceline.measure.quality.evaluation import evaluate, subject_document
+from paceline.measure.quality.speed import NUM_NEW, NUM_PROMPT, measure_speed
 from paceline.measure.quality.subject import STEP_ROWS, Subject, load_subject, scoring_config
 from paceline.measure.quality.windows import Window, sliding_windows
 
-CONTEXT = 2 * STEP_ROWS + 40
+CONTEXT = 2 * STEP_ROWS + 72
 """Three steps, none of which begins where a page does not."""
 
 TEXT = np.random.default_rng(9).integers(0, 75, 2 * CONTEXT).tolist()
@@ -133,3 +136,32 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
 def test_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"made for \(1024\)"):
         scoring_config(tiny_checkpoint(tiny_config()), EngineConfig(), context=1025)
+
+
+def test_speeds_are_taken_in_turns(models: dict[str, Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def counted(name: str, executor: NativeExecutor) -> NativeExecutor:
+        run = executor.run
+
+        def counting(plan: StepPlan) -> StepResult:
+            ran.append(name)
+            return run(plan)
+
+        monkeypatch.setattr(executor, "run", counting)
+        return executor
+
+    for name, one in models.items():
+        assert isinstance(one.executor, NativeExecutor)
+        counted(name, one.executor)
+    speeds = measure_speed(list(models.values()), TEXT[:20], num_rounds=3)
+    turns = [name for name, _ in groupby(ran)]
+    # Each round begins with another model: what ends a round begins the next.
+    assert turns == ["f32", "int8", "f32", "int8", "f32"]
+    assert len(ran) == 4 * 2 * (NUM_PROMPT // STEP_ROWS + NUM_NEW)
+    for speed in speeds:
+        assert len(speed.decode) == len(speed.prefill) == 3
+        assert min(speed.decode) <= speed.document()["decode_tokens_per_s"] <= max(speed.decode)
+    short = replace(models["f32"], context_length=NUM_PROMPT + NUM_NEW - 1)
+    with pytest.raises(ParameterError, match="at least 320"):
+        measure_speed([short], TEXT)

@@ -110,6 +110,17 @@ def test_page_holds_chart_and_table_and_asks_for_nothing() -> None:
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_speeds_are_columns_where_they_were_measured() -> None:
+    found = evaluation(*MODELS)
+    speeds = {"decode_tokens_per_s": 123.4, "prefill_tokens_per_s": 1234.5}
+    for one in (found["reference"], *found["models"]):
+        one.update(speeds)
+    report = report_of(found)
+    assert report.header[-2:] == ["decode", "prefill"]
+    assert [row[-2:] for row in report.rows] == [["123", "1,234"]] * 4
+    assert all(len(row) == len(report.header) for row in report.rows)
+
+
 def test_png_is_drawn_by_matplotlib(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plot.png"

@@ -79,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw quality over size: .html (with the table), .svg or .png; may be repeated",
     )
+    parser.add_argument(
+        "--speed", action="store_true", help="measure as well how fast they decode and prefill, one stream, in turns"
+    )
     eval_tasks.add_arguments(parser)
     add_load_arguments(parser)
 
@@ -114,13 +117,27 @@ def evaluate_models(args: argparse.Namespace) -> dict[str, Any]:
         figures, own = evaluate(
             loaded, windows, reference=compared, num_shared=vocabulary.num_shared, report=progress.update
         )
+    everyone = [*([] if compared is None else [compared]), *loaded]
+    speeds = _speeds(everyone, windows) if args.speed else [{}] * len(everyone)
+    documents = [
+        subject_document(subject, one) | speed
+        for subject, one, speed in zip(everyone, [*([] if own is None else [own]), *figures], speeds, strict=True)
+    ]
     return {
         "text": source,
         "windows": {"kind": shape.kind, "context": shape.context, "stride": shape.step, "number": len(windows)},
-        "reference": None if compared is None or own is None else subject_document(compared, own),
-        "models": [subject_document(subject, one) for subject, one in zip(loaded, figures, strict=True)],
+        "reference": None if compared is None else documents[0],
+        "models": documents[len(documents) - len(loaded) :],
         "environment": environment(),
     }
+
+
+def _speeds(subjects: Sequence[Subject], windows: Sequence[Window]) -> list[dict[str, Any]]:
+    from paceline.measure.quality.speed import measure_speed
+
+    with Progress("Timing") as progress:
+        speeds = measure_speed(subjects, windows[0].tokens.tolist(), report=progress.update)
+    return [speed.document() for speed in speeds]
 
 
 def summary(document: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from paceline.errors import ParameterError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TEXT_OPTIONS = ("reference", "text", "chat", "tokens", "stride", "plot")
+TEXT_OPTIONS = ("reference", "text", "chat", "tokens", "stride", "plot", "speed")
 """What asks for something that tasks have not."""
 
 

@@ -26,6 +26,10 @@ def report_of(document: Mapping[str, Any]) -> Report:
     if reference is not None:
         own = _row(reference, compared=False)
         rows.insert(0, own + [""] * (len(header) - len(own)))
+    if has_speed := "decode_tokens_per_s" in document["models"][0]:
+        header += ["decode", "prefill"]
+        for row, model in zip(rows, [*([] if reference is None else [reference]), *document["models"]], strict=True):
+            row += [f"{model['decode_tokens_per_s']:,.0f}", f"{model['prefill_tokens_per_s']:,.0f}"]
     stride = f", stride {windows['stride']}" if windows["kind"] == "sliding" else ", of each the second half"
     tokens = document["models"][0]["tokens"]
     notes = [
@@ -34,6 +38,8 @@ def report_of(document: Mapping[str, Any]) -> Report:
     ]
     if reference is not None:
         notes.append(f"reference: the first row, {reference['path']['kv_dtype']} KV; KL(reference || model) in nats")
+    if has_speed:
+        notes.append("decode and prefill: tokens a second of one stream, medians of rounds in which all took turns")
     return Report(header, rows, notes)
 
 

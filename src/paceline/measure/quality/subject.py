@@ -34,7 +34,9 @@ class Subject:
 
     num_bytes       its weights in memory, packed: what a token's pass reads
     file_bytes      the files it came from
-    num_parameters  numbers in its matrices
+    num_parameters  numbers in its tensors
+    head            format of its output matrix
+    context_length  tokens of a window, which its pages hold
     """
 
     name: str
@@ -43,6 +45,7 @@ class Subject:
     file_bytes: int
     num_parameters: int
     head: str
+    context_length: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def load_subject(name: str, checkpoint: Checkpoint, config: EngineConfig) -> Sub
         file_bytes=sum(path.stat().st_size for path in checkpoint.files),
         num_parameters=sum(math.prod(shape) for shape in shapes),
         head=config.weights_of(head, tied_embeddings=tied),
+        context_length=config.context_length or checkpoint.config.context_length,
     )
 
 
@@ -132,7 +136,7 @@ class Vocabulary:
         """Raises ``ParameterError`` for a model without one."""
         from paceline.text.chat import load_chat_template
 
-        template = load_chat_template(self._of.checkpoint)  # type: ignore[arg-type]  # opened from disk
+        template = load_chat_template(self._of.checkpoint)
         if template is None:
             raise ParameterError("chat", self._of.name, "a model with a chat template")
         return template
@@ -155,4 +159,4 @@ class Vocabulary:
 
     @staticmethod
     def _tokenizer(model: Opened) -> Tokenizer:
-        return load_tokenizer(model.checkpoint)  # type: ignore[arg-type]  # opened from disk
+        return load_tokenizer(model.checkpoint)
