@@ -1,0 +1,98 @@
+"""GPTQ: columns are rounded one after the other, and those not yet rounded make up for the error.
+
+Source: Frantar, Ashkboos, Hoefler, Alistarh 2210.17323, algorithm 1; the target of ``Problem.target`` after Li et al.
+2504.02692 (GPTAQ: asymmetric calibration).
+
+Notation: X [K, T] inputs of calibration tokens, H = X X^T [K, K], W [N, K] the weights that should be met, U upper
+triangular with U^T U = H^-1. The loss is the proxy tr((W - Ŵ) H (W - Ŵ)^T).
+
+Departures:
+- U comes from the Cholesky factor of H with rows and columns reversed: H = R R^T with R upper gives U = R^-1. That
+  takes no inverse of H, which loses half of the digits.
+- The order of columns (by falling diagonal of H: act-order) moves columns only while they are rounded. Groups stay runs
+  of the stored columns, with grids computed beforehand ("static groups"), so files need no g_idx.
+- GPTAQ subtracts, column by column, what the inputs of the quantised model lack. Here all of it goes into the weights
+  before the first column is rounded: W = argmin |Y - W X|^2 + d |W - W0|^2 in closed form. The objective is the same.
+Checked by: tests/unit/test_quantize_gptq.py: the textbook's column by column update, the objective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.quantize.grid import Doubles, Grid, Table
+
+BLOCK = 64
+DAMPING = 0.01
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a matrix is quantised for: weights W0 [N, K], H [K, K], and Y X^T [N, K], the products of the outputs that
+    should be met with the inputs that are there; None when they are W0 X."""
+
+    W0: Table
+    H: Doubles
+    YX: Doubles | None = None
+
+    def damped(self, damping: float = DAMPING) -> Doubles:
+        """H with ``damping`` times its mean diagonal added to the diagonal; inputs that are always 0 get 1 as well."""
+        H = self.H.copy()
+        diagonal = np.diagonal(H)
+        H[np.diag_indices_from(H)] += np.where(diagonal == 0, 1.0, damping * diagonal.mean())
+        return H
+
+    def target(self, H: Doubles) -> Doubles:
+        """The weights W [N, K] to be met, given ``H`` damped: W0 + (Y X^T - W0 X X^T) H^-1."""
+        W0 = self.W0.astype(np.float64)
+        if self.YX is None:
+            return W0
+        return W0 + np.linalg.solve(H, (self.YX - W0 @ self.H).T).T
+
+
+def inverse_factor(H: Doubles) -> Doubles:
+    """U [K, K] upper triangular with U^T U = H^-1."""
+    L = np.linalg.cholesky(H[::-1, ::-1])
+    return np.asarray(np.triu(np.linalg.inv(L)[::-1, ::-1]))
+
+
+def round_columns(W: Doubles, H: Doubles, grid: Grid, *, block: int = BLOCK) -> Table:
+    """Codes [N, K] of GPTQ for weights W and damped H. ``block`` changes the speed and not the result, but for
+    rounding.
+
+    Errors of a block's columns go to its later columns at once and to those after the block together, in one product.
+    """
+    order = np.argsort(-np.diagonal(H), kind="stable")
+    U = inverse_factor(H[np.ix_(order, order)])
+    rest = W[:, order]
+    scale, zero = (np.repeat(part, grid.group, axis=1)[:, order] for part in (grid.scale, grid.zero))
+    num_columns = len(H)
+    codes = np.empty_like(rest, dtype=np.float32)
+    for start in range(0, num_columns, block):
+        end = min(start + block, num_columns)
+        errors = np.empty((len(W), end - start))
+        for column in range(start, end):
+            w = rest[:, column]
+            q = np.clip(np.rint(w / scale[:, column]) + zero[:, column], 0, grid.highest_code)
+            codes[:, column] = q
+            error = (w - (q - zero[:, column]) * scale[:, column]) / U[column, column]
+            rest[:, column + 1 : end] -= error[:, None] * U[column, column + 1 : end]
+            errors[:, column - start] = error
+        rest[:, end:] -= errors @ U[start:end, end:]
+    stored = np.empty_like(codes)
+    stored[:, order] = codes
+    return stored
+
+
+def proxy_loss(W: Doubles, values: Table, H: Doubles) -> float:
+    """tr((W - Ŵ) H (W - Ŵ)^T)."""
+    error = W - values
+    return float(np.einsum("nk,nk->", error @ H, error))
+
+
+def dead_inputs(H: Doubles) -> NDArray[np.bool_]:
+    """Inputs that are 0 for every token."""
+    return np.asarray(np.diagonal(H) == 0)

@@ -1,0 +1,186 @@
+"""Layer by layer through a model: look at the inputs, quantise, go on with what the matrices have become.
+
+Two passes over the calibration tokens run beside each other where the method wants it: the original's, and that of the
+model as quantised so far. In memory are one stage's weights, the values that cross from stage to stage, and nothing of
+what is finished: that lies in the work directory, and a later run with the same key takes it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.ops.reference import Table
+from paceline.quantize.forward import Observer, SequenceForward, Stage, Values, checkpoint_values
+from paceline.quantize.moments import AsymmetricMoments, Moments, input_moments
+from paceline.quantize.recipe import Recipe, quantize_rounding, quantize_together
+from paceline.quantize.scheme import Scheme
+from paceline.quantize.work import Arrays, WorkDirectory
+from paceline.weights.quantized_matrix import QuantizedMatrix
+from paceline.weights.raw import Checkpoint
+
+Progress = Callable[[int, int], None]
+"""Called with the weights that are finished and all of them."""
+
+WORK_VERSION = 1
+"""Goes into every key: raised whenever the same settings give other bytes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the codes depend on besides the model. ``tokens`` [sequences, length] i32, None for rounding."""
+
+    scheme: Scheme
+    recipe: Recipe
+    tokens: NDArray[np.int32] | None = None
+
+    def key(self, model_digest: bytes) -> str:
+        """Hex digest of the settings and the model's files."""
+        state = blake2b(digest_size=32)
+        for part in (
+            f"{WORK_VERSION} {np.__version__}".encode(),
+            model_digest,
+            repr(sorted(asdict(self.scheme).items())).encode(),
+            repr(sorted(asdict(self.recipe).items())).encode(),
+            b"" if self.tokens is None else repr(self.tokens.shape).encode() + self.tokens.tobytes(),
+        ):
+            state.update(len(part).to_bytes(8, "little") + part)
+        return state.hexdigest()
+
+
+class FinishedModel:
+    """A ``QuantizedModel`` that lies in a work directory; keeps the part that was read last."""
+
+    def __init__(self, checkpoint: Checkpoint, scheme: Scheme, work: WorkDirectory, parts: dict[str, str]) -> None:
+        """``parts`` says in which part of ``work`` a tensor is; others are the checkpoint's."""
+        self.checkpoint = checkpoint
+        self.scheme = scheme
+        self._work = work
+        self._parts = parts
+        self._last: tuple[str, Arrays] | None = None
+
+    def matrix(self, name: str) -> QuantizedMatrix | None:
+        """See ``QuantizedModel``."""
+        arrays = self._arrays(name)
+        return None if arrays is None or f"{name}/codes" not in arrays else _matrix(name, arrays, self.scheme)
+
+    def values(self, name: str) -> Table:
+        """See ``QuantizedModel``."""
+        arrays = self._arrays(name)
+        if arrays is not None and f"{name}/values" in arrays:
+            return np.asarray(arrays[f"{name}/values"], np.float32)
+        return checkpoint_values(self.checkpoint, name)
+
+    def _arrays(self, name: str) -> Arrays | None:
+        part = self._parts.get(name)
+        if part is None:
+            return None
+        if self._last is None or self._last[0] != part:
+            arrays = self._work.load(part)
+            assert arrays is not None, f"{part} was finished and is gone"
+            self._last = part, arrays
+        return self._last[1]
+
+
+def quantize_model(
+    checkpoint: Checkpoint, settings: Settings, work: WorkDirectory, *, progress: Progress = lambda done, total: None
+) -> FinishedModel:
+    """All layers' matrices, quantised. Raises CheckpointError for values that are not finite, ParameterError for a
+    group that does not divide a matrix."""
+    run = _Run(checkpoint, settings, work)
+    total = run.num_weights()
+    done = 0
+    progress(done, total)
+    for index, stage in enumerate(run.forward.stages):
+        done += run.do(index, stage)
+        progress(done, total)
+    return FinishedModel(checkpoint, settings.scheme, work, run.parts)
+
+
+class _Run:
+    """The state of a walk over the stages."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, work: WorkDirectory) -> None:
+        self._checkpoint = checkpoint
+        self._settings = settings
+        self._work = work
+        self._changed: dict[str, Table] = {}
+        self.forward = SequenceForward(checkpoint)
+        self._quantised_forward = SequenceForward(checkpoint, self._changed.get)
+        self._original: Values = {}
+        self._quantised: Values = {}
+        self.parts: dict[str, str] = {}
+        for stage in self.forward.stages:
+            for name in stage.matrices:
+                settings.scheme.group_of(self.forward.graph.weights[name].shape[1], tensor=name)
+
+    def num_weights(self) -> int:
+        """Weights of all matrices that will be quantised."""
+        return sum(self._weights_of(stage) for stage in self.forward.stages)
+
+    def do(self, index: int, stage: Stage) -> int:
+        """Quantises a stage's matrices and goes through it; the number of weights."""
+        part = f"stage-{index:04d}"
+        arrays = self._work.load(part) if stage.matrices else {}
+        if arrays is None:
+            arrays = _arrays(self._quantise(stage, self._look_at(stage)))
+            self._work.save(part, arrays)
+        else:
+            self._run_original(stage, None)
+        self._changed.clear()
+        self._changed.update((name, _matrix(name, arrays, self._settings.scheme).values()) for name in stage.matrices)
+        self.parts.update(dict.fromkeys(stage.matrices, part))
+        if self._settings.tokens is not None:
+            self._quantised_forward.run(stage, self._quantised, self._settings.tokens)
+        return self._weights_of(stage)
+
+    def _look_at(self, stage: Stage) -> Moments | None:
+        """What the method needs to know; takes the original through the stage, where it runs at all."""
+        recipe, tokens = self._settings.recipe, self._settings.tokens
+        if tokens is None:
+            return None
+        if not recipe.asymmetric:
+            return input_moments(stage, self._quantised, tokens)
+        observer = AsymmetricMoments(
+            self.forward,
+            stage,
+            self._quantised,
+            follow_residual=recipe.follow_residual,
+            weigh_tokens=recipe.weigh_tokens,
+        )
+        self._run_original(stage, observer)
+        return self._in_file_order(observer.moments)
+
+    def _run_original(self, stage: Stage, observe: Observer | None) -> None:
+        if self._settings.tokens is not None and self._settings.recipe.asymmetric:
+            self.forward.run(stage, self._original, self._settings.tokens, observe=observe)
+
+    def _quantise(self, stage: Stage, moments: Moments | None) -> dict[str, QuantizedMatrix]:
+        tables = {name: checkpoint_values(self._checkpoint, name) for name in stage.matrices}
+        if moments is None:
+            return quantize_rounding(tables, self._settings.scheme)
+        return quantize_together(tables, moments, self._settings.scheme, self._settings.recipe)
+
+    def _in_file_order(self, moments: Moments) -> Moments:
+        """Rows of YX as the checkpoint has those of the matrix."""
+        return Moments(moments.H, {name: self.forward.weights.file_order(name, YX) for name, YX in moments.YX.items()})
+
+    def _weights_of(self, stage: Stage) -> int:
+        return sum(int(np.prod(self.forward.graph.weights[name].shape)) for name in stage.matrices)
+
+
+def _arrays(matrices: dict[str, QuantizedMatrix]) -> Arrays:
+    arrays: Arrays = {}
+    for name, matrix in matrices.items():
+        arrays |= {f"{name}/codes": matrix.codes, f"{name}/scale": matrix.scale, f"{name}/zero": matrix.zero}
+    return arrays
+
+
+def _matrix(name: str, arrays: Arrays, scheme: Scheme) -> QuantizedMatrix:
+    codes, scale, zero = (arrays[f"{name}/{plane}"] for plane in ("codes", "scale", "zero"))
+    group = codes.shape[1] // scale.shape[1]
+    return QuantizedMatrix(codes, scale, zero, scheme.bits, group, scheme.per_token)

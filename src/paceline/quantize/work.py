@@ -1,0 +1,74 @@
+"""What is finished of a quantisation, on disk, so that a run that was killed goes on where it was.
+
+Layout: a directory beside the output, with ``key`` (hex: everything that the result depends on) and a file for each
+finished part: 32 bytes of BLAKE2b, then a safetensors file of which that is the digest. A part is written under another
+name, flushed to the disk and renamed. A part that is not what its digest says is as good as missing; a directory with
+another key is emptied.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+Arrays = dict[str, NDArray[Any]]
+
+_DIGEST_BYTES = 32
+_KEY_FILE = "key"
+
+
+class WorkDirectory:
+    """Finished parts by name. One process uses it at a time."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Opens or makes the directory; what another key left there is removed."""
+        self.path = path
+        try:
+            known = (path / _KEY_FILE).read_text("ascii")
+        except (OSError, UnicodeDecodeError):
+            known = ""
+        if known != key:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+            _write(path / _KEY_FILE, key.encode("ascii"))
+
+    def load(self, part: str) -> Arrays | None:
+        """The arrays of a finished part; None when it is not there or not whole."""
+        try:
+            data = (self.path / part).read_bytes()
+        except OSError:
+            return None
+        if len(data) < _DIGEST_BYTES or _digest(data[_DIGEST_BYTES:]) != data[:_DIGEST_BYTES]:
+            return None
+        arrays: Arrays = load(data[_DIGEST_BYTES:])
+        return arrays
+
+    def save(self, part: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Makes the part finished."""
+        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        _write(self.path / part, _digest(data) + data)
+
+    def remove(self) -> None:
+        """Deletes the directory with all that is in it."""
+        shutil.rmtree(self.path)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)

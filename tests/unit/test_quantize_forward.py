@@ -1,0 +1,91 @@
+"""The layer by layer forward pass is the reference executor's arithmetic, for every family and order of rows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
+
+from paceline.config import EngineConfig, ModelConfig
+from paceline.errors import CheckpointError
+from paceline.executors.base import StepPlan
+from paceline.executors.reference import ReferenceExecutor
+from paceline.quantize.forward import SequenceForward, checkpoint_values, stages_of
+from paceline.sampling.rows import greedy_rows
+
+LENGTH = 40
+
+
+def reference_hidden(checkpoint: MemoryCheckpoint, tokens: np.ndarray) -> np.ndarray:
+    config = EngineConfig(weights="f32", kv_dtype="f32")
+    executor = ReferenceExecutor.load(checkpoint, config, num_pages=2, activations="float")
+    plan = StepPlan(
+        tokens=tokens,
+        positions=np.arange(len(tokens), dtype=np.int32),
+        row_starts=np.array([0, len(tokens)], np.int32),
+        page_table=np.array([[0, 1]], np.int32),
+        logit_rows=np.array([0], np.int32),
+        samples=greedy_rows(1),
+    )
+    executor.run(plan)
+    return executor.hidden()
+
+
+def forward_hidden(checkpoint: MemoryCheckpoint, tokens: np.ndarray, **changed: object) -> np.ndarray:
+    forward = SequenceForward(checkpoint, **changed)  # type: ignore[arg-type]
+    values: dict[str, np.ndarray] = {}
+    for stage in forward.stages:
+        forward.run(stage, values, tokens)
+    assert set(values) == {forward.graph.hidden.name}
+    return values[forward.graph.hidden.name]
+
+
+FAMILIES = [
+    tiny_config(),
+    tiny_config(sliding_window=7),
+    tiny_config(architecture="qwen2", attention_bias=True),
+    tiny_config(architecture="qwen3", qk_norm=True),
+]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("config", FAMILIES, ids=["llama", "window", "qwen2", "qwen3"])
+def test_hidden_states_are_those_of_the_reference_executor(config: ModelConfig, interleaved: bool) -> None:
+    checkpoint = tiny_checkpoint(config)
+    checkpoint.interleaved_rope = interleaved
+    tokens = np.random.default_rng(1).integers(0, config.vocab_size, (3, LENGTH)).astype(np.int32)
+    hidden = forward_hidden(checkpoint, tokens)
+    for row in range(3):
+        expected = reference_hidden(checkpoint, tokens[row])
+        # A few hundred float32 additions on each of some ten levels: relative to the largest value, not to each.
+        np.testing.assert_allclose(hidden[row], expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+
+
+def test_changed_tables_stand_in_for_the_file_and_rows_keep_its_order() -> None:
+    checkpoint = tiny_checkpoint(tiny_config())
+    checkpoint.interleaved_rope = False
+    tokens = np.arange(30, dtype=np.int32).reshape(1, -1)
+    name = "blk.0.attn_q.weight"
+    same = forward_hidden(checkpoint, tokens, changed=lambda n: checkpoint_values(checkpoint, n) if n == name else None)
+    np.testing.assert_array_equal(same, forward_hidden(checkpoint, tokens))
+    table = checkpoint_values(checkpoint, name) * 0
+    other = forward_hidden(checkpoint, tokens, changed=lambda n: table if n == name else None)
+    assert not np.array_equal(other, same)
+
+
+def test_stages_begin_with_a_product_and_know_what_crosses_them() -> None:
+    forward = SequenceForward(tiny_checkpoint(tiny_config()))
+    stages = stages_of(forward.graph)
+    assert [len(stage.matrices) for stage in stages] == [0, 3, 1, 2, 1, 3, 1, 2, 1]
+    for before, after in itertools.pairwise(stages):
+        assert after.input in before.leaves
+
+
+def test_a_value_that_is_not_finite_is_refused_by_name() -> None:
+    checkpoint = tiny_checkpoint(tiny_config())
+    name = "blk.1.ffn_up.weight"
+    checkpoint.tensors[name].data.view(np.float32)[5] = np.nan
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint_values(checkpoint, name)

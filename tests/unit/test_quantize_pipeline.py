@@ -1,0 +1,136 @@
+"""The walk over a model: the right matrices, from where a run that was killed stopped, always the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import tiny_checkpoint, tiny_config
+
+from paceline.errors import CheckpointError, ParameterError
+from paceline.quantize import pipeline
+from paceline.quantize.forward import SequenceForward, checkpoint_values
+from paceline.quantize.pipeline import FinishedModel, Settings, quantize_model
+from paceline.quantize.recipe import RECIPES, Recipe, RecipeName
+from paceline.quantize.rtn import quantize_rtn
+from paceline.quantize.scheme import Scheme
+from paceline.quantize.work import WorkDirectory
+
+TOKENS = np.random.default_rng(0).integers(0, 75, (8, 64)).astype(np.int32)
+GPTQ = Scheme("gptq", 3, 32)
+MATRICES = 14
+
+
+def run(work: Path, settings: Settings, *, interleaved: bool = True) -> FinishedModel:
+    checkpoint = tiny_checkpoint(tiny_config())
+    checkpoint.interleaved_rope = interleaved
+    return quantize_model(checkpoint, settings, WorkDirectory(work, settings.key(b"tiny")))
+
+
+def codes(model: FinishedModel) -> dict[str, bytes]:
+    found = {}
+    for name in model.checkpoint.names():
+        matrix = model.matrix(name)
+        if matrix is not None:
+            found[name] = matrix.codes.tobytes() + matrix.scale.tobytes() + matrix.zero.tobytes()
+    assert len(found) == MATRICES
+    return found
+
+
+def hidden_error(model: FinishedModel) -> float:
+    """Relative squared error of the residual stream after the last layer."""
+    states = []
+    for changed in (lambda name: None, lambda name: m.values() if (m := model.matrix(name)) else None):
+        forward = SequenceForward(model.checkpoint, changed)
+        values: dict[str, np.ndarray] = {}
+        for stage in forward.stages:
+            forward.run(stage, values, TOKENS)
+        states.append(values[forward.graph.hidden.name])
+    return float(((states[0] - states[1]) ** 2).sum() / (states[0] ** 2).sum())
+
+
+def test_rounding_needs_no_tokens(tmp_path: Path) -> None:
+    scheme = Scheme("rtn", 4, 32)
+    model = run(tmp_path / "w", Settings(scheme, Recipe()))
+    name = "blk.1.ffn_down.weight"
+    matrix = model.matrix(name)
+    assert matrix is not None
+    expected = quantize_rtn(checkpoint_values(model.checkpoint, name), scheme, 32)
+    np.testing.assert_array_equal(matrix.values(), expected.values())
+    for other in ("token_embd.weight", "blk.0.attn_norm.weight"):
+        assert model.matrix(other) is None
+        np.testing.assert_array_equal(model.values(other), checkpoint_values(model.checkpoint, other))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_every_recipe_is_better_than_rounding(tmp_path: Path, interleaved: bool) -> None:
+    rounded = run(tmp_path / "rtn", Settings(Scheme("rtn", 3, 32), Recipe()), interleaved=interleaved)
+    limit = hidden_error(rounded)
+    for name in RECIPES:
+        model = run(tmp_path / name, Settings(GPTQ, Recipe.named(name), TOKENS), interleaved=interleaved)
+        assert hidden_error(model) < 0.8 * limit, name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_that_was_cut_short_ends_with_the_bytes_of_a_whole_one(
+    tmp_path: Path, name: RecipeName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(GPTQ, Recipe.named(name), TOKENS)
+    expected = codes(run(tmp_path / "whole", settings))
+    count = 0
+
+    def stop_later(*arguments: object) -> object:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return quantize(*arguments)  # type: ignore[arg-type]
+
+    quantize = pipeline.quantize_together
+    monkeypatch.setattr(pipeline, "quantize_together", stop_later)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", settings)
+    assert codes(run(tmp_path / "cut", settings)) == expected
+    assert count == 4 + 8 - 3  # the stages that were finished are not done again
+
+
+def test_damaged_or_foreign_work_is_done_again(tmp_path: Path) -> None:
+    settings = Settings(GPTQ, Recipe(), TOKENS)
+    expected = codes(run(tmp_path / "w", settings))
+    for damage in (lambda data: data[:-1], lambda data: data[:40] + b"x" + data[41:], lambda data: b""):
+        part = tmp_path / "w" / "stage-0003"
+        part.write_bytes(damage(part.read_bytes()))
+        assert codes(run(tmp_path / "w", settings)) == expected
+    other = Settings(Scheme("gptq", 3, 32, symmetric=True), Recipe(), TOKENS)
+    assert codes(run(tmp_path / "w", other)) == codes(run(tmp_path / "fresh", other)) != expected
+
+
+def test_every_setting_is_in_the_key() -> None:
+    base = Settings(GPTQ, Recipe(), TOKENS)
+    others = [
+        Settings(Scheme("gptq", 4, 32), Recipe(), TOKENS),
+        Settings(GPTQ, Recipe(sweeps=1), TOKENS),
+        Settings(GPTQ, Recipe(), TOKENS[:-1]),
+        Settings(GPTQ, Recipe(), TOKENS.reshape(4, 128)),
+        Settings(GPTQ, Recipe()),
+    ]
+    keys = [base.key(b"a"), base.key(b"b"), *(settings.key(b"a") for settings in others)]
+    assert len(set(keys)) == len(keys)
+    assert base.key(b"a") == Settings(GPTQ, Recipe(), TOKENS.copy()).key(b"a")
+
+
+def test_a_group_that_does_not_divide_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="possible are 64 or 32 or channel"):
+        run(tmp_path / "w", Settings(Scheme("gptq", 4, 128), Recipe(), TOKENS))
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    checkpoint = tiny_checkpoint(tiny_config())
+    name = "blk.1.attn_k.weight"
+    checkpoint.tensors[name].data.view(np.float32)[3] = value
+    settings = Settings(Scheme("rtn", 4, 32), Recipe())
+    with pytest.raises(CheckpointError, match=name):
+        quantize_model(checkpoint, settings, WorkDirectory(tmp_path / "w", settings.key(b"")))

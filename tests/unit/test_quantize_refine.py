@@ -1,0 +1,72 @@
+"""Coordinate descent: the loss never rises, the blocked sweep is the plain one, and a fixed point is a fixed point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.quantize.gptq import Problem, proxy_loss, round_columns
+from paceline.quantize.grid import Grid, range_grid
+from paceline.quantize.refine import refine
+from paceline.quantize.scheme import Scheme
+
+
+def start(seed: int, *, symmetric: bool = False, bits: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray, Grid]:
+    rng = np.random.default_rng(seed)
+    W = rng.standard_normal((9, 128)).astype(np.float32)
+    X = (rng.standard_normal((128, 128)) * rng.uniform(0.1, 3, 128)) @ rng.standard_normal((128, 500))
+    H = Problem(W, X @ X.T).damped()
+    grid = range_grid(W, Scheme("gptq", bits, 64, symmetric), 64)
+    exact = W.astype(np.float64)
+    return exact, H, round_columns(exact, H, grid), grid
+
+
+def plain_sweep(W: np.ndarray, H: np.ndarray, codes: np.ndarray, grid: Grid) -> np.ndarray:
+    """One pass over codes alone, with the whole gradient computed anew for each column."""
+    codes = codes.copy()
+    for column in range(len(H)):
+        G = (W - grid.values(codes)) @ H
+        s = grid.scale[:, column // grid.group]
+        codes[:, column] = np.clip(
+            np.rint(codes[:, column] + G[:, column] / (H[column, column] * s)), 0, grid.highest_code
+        )
+    return codes
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_each_sweep_lowers_the_loss(symmetric: bool, bits: int) -> None:
+    for seed in range(4):
+        W, H, codes, grid = start(seed, symmetric=symmetric, bits=bits)
+        before = proxy_loss(W, grid.values(codes), H)
+        first = before
+        for _ in range(4):
+            codes, grid = refine(W, H, codes, grid, sweeps=1, symmetric=symmetric)
+            loss = proxy_loss(W, grid.values(codes), H)
+            assert loss <= before * (1 + 1e-9)
+            before = loss
+        assert before < 0.95 * first
+        assert ((codes >= 0) & (codes <= grid.highest_code) & (codes == np.rint(codes))).all()
+        np.testing.assert_array_equal(grid.scale, grid.scale.astype(np.float16))
+        assert not symmetric or (grid.zero == 1 << (bits - 1)).all()
+
+
+def test_a_sweep_over_codes_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.quantize.refine._move_scale", lambda *args, **options: None)
+    monkeypatch.setattr("paceline.quantize.refine.BLOCK", 24)
+    W, H, codes, grid = start(0)
+    swept, _ = refine(W, H, codes, grid, sweeps=1, symmetric=True)
+    np.testing.assert_array_equal(swept, plain_sweep(W, H, codes, grid))
+    assert not np.array_equal(swept, codes)
+
+
+def test_the_arguments_are_not_modified_and_what_cannot_improve_stays() -> None:
+    W, H, codes, grid = start(1)
+    kept = codes.copy(), grid.scale.copy(), grid.zero.copy()
+    refine(W, H, codes, grid, sweeps=2, symmetric=False)
+    for table, before in zip((codes, grid.scale, grid.zero), kept, strict=True):
+        np.testing.assert_array_equal(table, before)
+    exact = grid.values(codes).astype(np.float64)
+    again, same = refine(exact, H, codes, grid, sweeps=2, symmetric=False)
+    np.testing.assert_array_equal(again, codes)
+    np.testing.assert_array_equal(same.scale, grid.scale)
