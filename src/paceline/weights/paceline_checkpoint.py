@@ -30,7 +30,7 @@ from paceline.errors import CheckpointError, UnsupportedError
 from paceline.weights.inventory import check_inventory
 from paceline.weights.mapped_file import map_file
 from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
-from paceline.weights.safetensors import DTYPES
+from paceline.weights.safetensors import DTYPES, weight_files
 from paceline.weights.safetensors_header import Entry, read_entries, read_metadata
 
 QUANT_METHOD = "paceline"
@@ -64,10 +64,7 @@ class PacelineCheckpoint:
             )
         self.config = config_of(path / "config.json", quantization.get("model"))
         self.interleaved_rope = bool(quantization.get("interleaved_rope"))
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(path, "has no *.safetensors")
-        self._buffers = {file: map_file(file) for file in files}
+        self._buffers = {file: map_file(file) for file in weight_files(path)}
         self._entries: dict[str, Entry] = {}
         self._blocks: dict[str, TensorHeader] = {}
         for file, buffer in self._buffers.items():

@@ -63,7 +63,7 @@ class HuggingFaceCheckpoint:
         self.interleaved_rope = False
         values = read_json(path / "config.json")
         self.config = config_from_json(path / "config.json", values)
-        self._buffers = {file: map_file(file) for file in _weight_files(path)}
+        self._buffers = {file: map_file(file) for file in weight_files(path)}
         entries = self._read_entries()
         self._config_files, quantization = _read_quantization(path, values, entries)
         needed = expected_shapes(self.config)
@@ -185,7 +185,8 @@ def _read_quantization(
     return (path,), found
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a directory: those that its index names, else model.safetensors."""
     index_path = directory / "model.safetensors.index.json"
     if not index_path.exists():
         return [directory / "model.safetensors"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,10 @@ def source_values(directory: Path) -> dict[str, Any]:
     return {key: value for key, value in read_json(directory / "config.json").items() if key not in QUANTIZATION_KEYS}
 
 
-def made_config_json(config: ModelConfig, tokenizer: Tokenizer, quantization: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json that says what ``config`` says. UnsupportedError for what no class of Transformers has."""
+def made_values(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A config.json, but for quantization_config, that says what ``config`` says. UnsupportedError for what no class of
+    Transformers has.
+    """
     has_window = config.sliding_window is not None
     name, model_type = CLASSES["mistral" if config.architecture == "llama" and has_window else config.architecture]
     values: dict[str, Any] = {
@@ -69,7 +70,7 @@ def made_config_json(config: ModelConfig, tokenizer: Tokenizer, quantization: Ma
         del values["attention_bias"]  # this class has them always, and no key for it
     written = config_from_json(Path("config.json"), values)
     assert _comparable(written) == _comparable(config), (written, config)
-    return {**values, "quantization_config": dict(quantization)}
+    return values
 
 
 def made_generation_config(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.quantize.export.config_json import made_config_json, made_generation_config, source_values
+from paceline.quantize.export.config_json import made_generation_config, made_values, source_values
 from paceline.quantize.export.formats import is_layer_matrix
 from paceline.quantize.export.quantization_config import awq_config, compressed_tensors_config, gptq_config
 from paceline.quantize.export.safetensors_files import write_safetensors
@@ -50,15 +50,20 @@ def write_huggingface_directory(model: QuantizedModel, directory: Path, fmt: str
 
 def write_small_files(checkpoint: Checkpoint, directory: Path, quantization: Mapping[str, Any]) -> None:
     """Configuration, tokenizer and chat template, from the source's files or from a GGUF file's metadata."""
+    write_tokenizer(checkpoint, directory)
+    values = {} if isinstance(checkpoint, GGUFCheckpoint) else source_values(Path(checkpoint.path))
+    if "architectures" not in values:
+        values = made_values(checkpoint.config, load_tokenizer(checkpoint))
+    write_json(directory / "config.json", {**values, "quantization_config": dict(quantization)})
+
+
+def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    """The source's files about the tokenizer and the ends of answers, or what a GGUF file's metadata say of them."""
     if isinstance(checkpoint, GGUFCheckpoint):
-        tokenizer = load_tokenizer(checkpoint)
-        config = made_config_json(checkpoint.config, tokenizer, quantization)
         write_tokenizer_files(checkpoint, directory)
-        write_json(directory / "generation_config.json", made_generation_config(tokenizer))
+        write_json(directory / "generation_config.json", made_generation_config(load_tokenizer(checkpoint)))
     else:
-        config = {**source_values(Path(checkpoint.path)), "quantization_config": dict(quantization)}
         copy_tokenizer_files(Path(checkpoint.path), directory)
-    write_json(directory / "config.json", config)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

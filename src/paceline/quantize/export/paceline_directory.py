@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.quantize.export.config_json import made_generation_config, source_values
+from paceline.quantize.export.config_json import source_values
 from paceline.quantize.export.head import EMBEDDING, HEAD, head_tensor
-from paceline.quantize.export.huggingface_directory import write_json
+from paceline.quantize.export.huggingface_directory import write_json, write_tokenizer
 from paceline.quantize.export.safetensors_files import write_safetensors
 from paceline.quantize.export.spool import TensorSpool
 from paceline.quantize.export.tensors import float_tensor
-from paceline.quantize.export.tokenizer_files import copy_tokenizer_files, write_tokenizer_files
 from paceline.quantize.model import QuantizedModel
-from paceline.text.tokenizer import load_tokenizer
 from paceline.weights.gguf import GGUFCheckpoint
 from paceline.weights.paceline_checkpoint import BLOCKS_KEY, ORDER_SUFFIX, config_values
 from paceline.weights.raw import BLOCK_KINDS, RawTensor
@@ -38,12 +36,8 @@ def write_paceline_directory(model: QuantizedModel, directory: Path, *, head_bit
                 plain = float_tensor(model, name)
                 spool.add(name, plain.kind, plain.data.shape, plain.data)
         values = config_values(checkpoint.config, interleaved_rope=checkpoint.interleaved_rope)
-        if isinstance(checkpoint, GGUFCheckpoint):
-            tokenizer = load_tokenizer(checkpoint)
-            write_tokenizer_files(checkpoint, directory)
-            write_json(directory / "generation_config.json", made_generation_config(tokenizer))
-        else:
-            copy_tokenizer_files(Path(checkpoint.path), directory)
+        write_tokenizer(checkpoint, directory)
+        if not isinstance(checkpoint, GGUFCheckpoint):
             values = {**source_values(Path(checkpoint.path)), **values}
         write_json(directory / "config.json", values)
         write_safetensors(spool, directory, metadata={"format": "paceline", BLOCKS_KEY: json.dumps(blocks)})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.quantize.export.spool import SpooledTensor, TensorSpool
-from paceline.weights.checksums import KEY, file_checksum
+from paceline.weights.checksums import KEY, file_checksum, metadata_checksum
 
 MAX_SHARD_BYTES = 5 * 10**9
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
@@ -38,7 +38,11 @@ def write_safetensors(spool: TensorSpool, directory: Path, *, metadata: Mapping[
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     files = {path.name: file_checksum(path) for path in sorted(directory.iterdir())}
     for name, shard in zip(names, shards, strict=True):
-        checksums = {"files": files, "tensors": {tensor.name: tensor.checksum for tensor in shard}}
+        checksums = {
+            "files": files,
+            "metadata": metadata_checksum(metadata),
+            "tensors": {tensor.name: tensor.checksum for tensor in shard},
+        }
         _write_file(directory / name, spool, shard, {**metadata, KEY: json.dumps(checksums)})
 
 

@@ -1,0 +1,214 @@
+"""Directories in Paceline's own format: what is read is what was written, and damage is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from model_files import file_config, write_directory_model, write_gguf_model
+from rounded_models import RoundedModel
+
+from paceline.config import RopeConfig, RopeScaling
+from paceline.errors import CheckpointError, PacelineError, UnsupportedError
+from paceline.quantize.export.write import write_model
+from paceline.quantize.scheme import Scheme
+from paceline.text.chat import load_chat_template
+from paceline.text.tokenizer import load_tokenizer
+from paceline.weights.blocks import dequantize
+from paceline.weights.checkpoint import open_checkpoint
+from paceline.weights.paceline_checkpoint import PacelineCheckpoint, config_of, config_values
+from paceline.weights.raw import Checkpoint
+
+SCHEMES = [
+    Scheme("rtn", bits, group, symmetric)
+    for bits in (8, 4, 3)
+    for group in (32, 64, 128, None)
+    for symmetric in (False, True)
+] + [Scheme("smoothquant", 8, None, True)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_gguf_model(folder / "source.gguf", file_config(), {"token_embd.weight": "Q8_0"})
+    write_directory_model(folder / "source", file_config(architecture="qwen3", qk_norm=True), "F16")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["source.gguf", "source"])
+def source(request: pytest.FixtureRequest, folder: Path) -> Checkpoint:
+    return open_checkpoint(folder / request.param)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_what_is_read_is_what_was_written(source: Checkpoint, tmp_path: Path, scheme: Scheme) -> None:
+    order = np.random.default_rng(1).permutation(source.config.hidden_size).astype(np.int32)
+    model = RoundedModel(source, scheme, orders={"blk.0.attn_q.weight": order})
+    write_model(model, tmp_path / "m", "paceline")
+    found = open_checkpoint(tmp_path / "m")
+    assert isinstance(found, PacelineCheckpoint)
+    assert (found.config, found.interleaved_rope) == (source.config, source.interleaved_rope)
+    assert set(found.names()) == set(source.names())
+    for name in source.names():
+        raw, matrix = found.tensor(name), model.matrix(name)
+        assert found.header(name).kind == raw.kind
+        if matrix is None:
+            assert np.array_equal(dequantize(raw), model.values(name))
+            continue
+        blocks = matrix.blocks(name)
+        assert (raw.kind, raw.shape) == (blocks.kind, blocks.shape)
+        assert np.array_equal(raw.data, blocks.data)
+        assert np.array_equal(raw.order, order) if name == "blk.0.attn_q.weight" else raw.order is None
+    text = "It's 12345 o'clock\n\n  안녕 <|im_end|>"
+    assert load_tokenizer(found).encode(text) == load_tokenizer(source).encode(text)
+    assert load_tokenizer(found).eos_token_ids == load_tokenizer(source).eos_token_ids
+    template, expected = load_chat_template(found), load_chat_template(source)
+    assert template is not None
+    assert expected is not None
+    assert template.source == expected.source
+
+
+def test_what_it_holds_can_be_quantised_again(source: Checkpoint, tmp_path: Path) -> None:
+    write_model(RoundedModel(source, Scheme("rtn", 8, 32, True)), tmp_path / "eight", "paceline", head_bits=8)
+    eight = open_checkpoint(tmp_path / "eight")
+    for fmt in ("paceline", "compressed-tensors", "gguf"):
+        model = RoundedModel(eight, Scheme("rtn", 4, 32, True))
+        write_model(model, tmp_path / "four", fmt, force=True)
+        found = open_checkpoint(tmp_path / "four")
+        assert found.config.architecture == source.config.architecture
+        norm = found.tensor("blk.1.ffn_norm.weight")
+        assert np.array_equal(dequantize(norm), dequantize(source.tensor("blk.1.ffn_norm.weight")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope": RopeConfig(500000.0, 16, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192))},
+        {"rope": RopeConfig(10000.0, 8, RopeScaling("factors", factors=(1.0, 2.5, 3.0, 8.0)))},
+        {"rope": RopeConfig(1e6, 16, RopeScaling("linear", 4.0)), "sliding_window": 100, "attention_bias": True},
+        {"rms_norm_eps": float(np.float32(1e-6)), "architecture": "qwen3", "qk_norm": True},
+    ],
+)
+def test_every_configuration_comes_back(changes: dict[str, Any]) -> None:
+    config = replace(file_config(), **changes)
+    values = json.loads(json.dumps(config_values(config, interleaved_rope=True)))["quantization_config"]
+    assert config_of(Path("config.json"), values["model"]) == config
+
+
+def edit_config(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    values = json.loads((directory / "config.json").read_text())
+    change(values["quantization_config"])
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+def edit_tensors(directory: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> None:
+    """``change`` gets the arrays and the blocks."""
+    path = directory / "model.safetensors"
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = dict(file.metadata())
+    arrays, blocks = safetensors.numpy.load_file(path), json.loads(metadata["paceline.blocks"])
+    change(arrays, blocks)
+    safetensors.numpy.save_file(arrays, path, metadata | {"paceline.blocks": json.dumps(blocks)})
+
+
+Q = "blk.0.attn_q.weight"
+DAMAGE: dict[str, tuple[Callable[[Path], Any], type[PacelineError], str]] = {
+    "version": (
+        lambda path: edit_config(path, lambda values: values.update(version=2)),
+        UnsupportedError,
+        "version 2 of Paceline's format",
+    ),
+    "model": (
+        lambda path: edit_config(path, lambda values: values.pop("model")),
+        CheckpointError,
+        "expected an object",
+    ),
+    "count": (
+        lambda path: edit_config(path, lambda values: values["model"].update(num_layers="2")),
+        CheckpointError,
+        "num_layers is '2', expected a positive integer",
+    ),
+    "flag": (
+        lambda path: edit_config(path, lambda values: values["model"].update(tie_embeddings=1)),
+        CheckpointError,
+        "tie_embeddings is 1",
+    ),
+    "field": (
+        lambda path: edit_config(path, lambda values: values["model"].update(moe=3)),
+        UnsupportedError,
+        "has moe: update",
+    ),
+    "architecture": (
+        lambda path: edit_config(path, lambda values: values["model"].update(architecture="bloom")),
+        UnsupportedError,
+        "'bloom'",
+    ),
+    "rope": (
+        lambda path: edit_config(path, lambda values: values["model"]["rope"].pop("theta")),
+        CheckpointError,
+        "damaged: 'theta'",
+    ),
+    "no weights": (
+        lambda path: (path / "model.safetensors").unlink(),
+        CheckpointError,
+        r"model\.safetensors: cannot be read",
+    ),
+    "truncated": (
+        lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-1]),
+        CheckpointError,
+        "truncated",
+    ),
+    "missing tensor": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: arrays.pop(Q)),
+        CheckpointError,
+        f"{Q}.*missing",
+    ),
+    "kind": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: blocks[Q].update(kind="Q9")),
+        UnsupportedError,
+        f"{Q}.*'Q9'",
+    ),
+    "shape": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: blocks[Q].update(shape=[128, 64])),
+        CheckpointError,
+        f"{Q}.*128, 64",
+    ),
+    "no blocks": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: blocks.pop(Q)),
+        CheckpointError,
+        f"{Q}.*U8 and not among",
+    ),
+    "order": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: arrays[f"{Q}.order"].fill(3)),
+        CheckpointError,
+        "no order of the inputs",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = open_checkpoint(folder / "source.gguf")
+    order = np.arange(source.config.hidden_size, dtype=np.int32)[::-1].copy()
+    path = tmp_path_factory.mktemp("written") / "m"
+    write_model(RoundedModel(source, Scheme("rtn", 4, 32), orders={Q: order}), path, "paceline")
+    return path
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_named(written: Path, tmp_path: Path, what: str) -> None:
+    damage, error, message = DAMAGE[what]
+    shutil.copytree(written, tmp_path / "m")
+    open_checkpoint(tmp_path / "m").tensor(Q)
+    damage(tmp_path / "m")
+    with pytest.raises(error, match=message) as raised:
+        open_checkpoint(tmp_path / "m").tensor(Q)
+    assert re.search(r"m/(config\.json|model\.safetensors)|/m:", str(raised.value))
