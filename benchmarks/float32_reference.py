@@ -18,7 +18,7 @@ from paceline.executors.base import StepPlan
 from paceline.kv.layout import pages_for
 from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph, Node
-from paceline.ops.reference import KeyValues, Step
+from paceline.ops.reference import KeyValues, Rounding, Step
 from paceline.ops.spec import OPS
 from paceline.sampling.rows import greedy_rows
 from paceline.weights.blocks import dequantize
@@ -45,9 +45,9 @@ class DequantisedWeights:
             values = values[rope_permutation(spec.rope_heads, model.head_dim, model.rope.dim)]
         return values
 
-    def quantised(self, name: str) -> bool:
-        """Never: nothing is rounded."""
-        return False
+    def rounding(self, name: str) -> Rounding | None:
+        """None: nothing is rounded."""
+        return None
 
 
 def windows_plan(windows: Tokens) -> StepPlan:

@@ -45,10 +45,18 @@ const Kernels& require_kernels(const std::string& isa) {
 WeightKind weight_kind(const std::string& name) {
   if (name == "u4") return WeightKind::u4;
   if (name == "i8") return WeightKind::i8;
+  if (name == "i8c") return WeightKind::i8c;
   if (name == "bf16") return WeightKind::bf16;
   if (name == "f16") return WeightKind::f16;
   if (name == "f32") return WeightKind::f32;
   throw std::invalid_argument("unknown packed kind '" + name + "'");
+}
+
+WeightOffset weight_offset(const std::string& name) {
+  if (name == "none") return WeightOffset::none;
+  if (name == "min") return WeightOffset::min;
+  if (name == "zero") return WeightOffset::zero;
+  throw std::invalid_argument("unknown offset '" + name + "'");
 }
 
 constexpr const char* kKVKindNames[] = {"f16", "bf16", "f32", "int8"};  // in the order of KVKind
@@ -85,13 +93,18 @@ struct BoundProgram {
   }
 
   int add_matrix(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, const std::string& kind,
-                 int group, bool has_min, int num_outputs, int num_inputs, size_t tile_bytes, int num_groups) {
+                 int group, const std::string& offset, int num_outputs, int num_inputs, size_t tile_bytes,
+                 int num_groups, const std::optional<Array<int32_t>>& order) {
     const int tiles = (num_outputs + kTile - 1) / kTile;
     if (data.size() < static_cast<size_t>(tiles) * tile_bytes)
       throw std::invalid_argument("packed matrix is shorter than its shape");
+    if (order) {
+      check_length("order", order->shape(0), static_cast<size_t>(num_inputs));
+      owners.push_back(nb::cast(*order));
+    }
     owners.push_back(nb::cast(data));
-    return program.add_matrix(
-        {data.data(), weight_kind(kind), group, has_min, num_outputs, num_inputs, tiles, num_groups, tile_bytes});
+    return program.add_matrix({data.data(), weight_kind(kind), group, weight_offset(offset), num_outputs, num_inputs,
+                               tiles, num_groups, tile_bytes, order ? order->data() : nullptr});
   }
 
   void set_step(const Array<int32_t>& tokens, const Array<int32_t>& positions, const Array<int32_t>& row_starts,
@@ -305,8 +318,8 @@ NB_MODULE(_native, m) {
           "isa"_a, "num_threads"_a, "max_rows"_a, "max_outputs"_a, "vocab_size"_a, "num_pages"_a, "context_length"_a,
           "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "window"_a, "kv_kind"_a,
           "inverse_frequencies"_a, "pages_of"_a.none() = nb::none(), "num_logits"_a.none() = nb::none())
-      .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "has_min"_a, "num_outputs"_a,
-           "num_inputs"_a, "tile_bytes"_a, "num_groups"_a)
+      .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "offset"_a, "num_outputs"_a,
+           "num_inputs"_a, "tile_bytes"_a, "num_groups"_a, "order"_a.none() = nb::none())
       .def("add_vector",
            [](BoundProgram& self, const Array<float>& data) {
              return self.program.add_vector(data.data(), static_cast<int>(data.size()));
@@ -322,7 +335,12 @@ NB_MODULE(_native, m) {
       .def("embed", [](BoundProgram& self, int matrix, int to) { self.program.embed(matrix, to); })
       .def("norm", [](BoundProgram& self, int from, int weight, float eps, int size, int to_buffer,
                       int to_activations) { self.program.norm(from, weight, eps, size, to_buffer, to_activations); })
-      .def("quantise", [](BoundProgram& self, int from, int size, int to) { self.program.quantise(from, size, to); })
+      .def(
+          "quantise",
+          [](BoundProgram& self, int from, int size, int to, bool per_token, std::vector<int32_t> order) {
+            self.program.quantise(from, size, to, per_token, std::move(order));
+          },
+          "from_"_a, "size"_a, "to"_a, "per_token"_a = false, "order"_a = std::vector<int32_t>{})
       .def("linear",
            [](BoundProgram& self, std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases,
               int from_buffer, int from_activations, int to, bool accumulate) {

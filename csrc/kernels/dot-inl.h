@@ -6,6 +6,9 @@
 //                           128 * sum(activations), is subtracted as the accumulator's start.
 //   AVX2                    u4: vpmaddubsw summed in 16 bits (a lane's total is at most 8 * 2 * 15 * 127 = 30,480 < 2^15), widened once a
 //                           group. i8: |w| times sign(w) * a, at most 2 * 128 * 127 = 32,512 per pair, widened each time.
+//
+// add_i8 adds such sums of whole rows up, without the offset's share: wrapping, so that only the end result must fit. It does for up to
+// 132,104 inputs (128 * 127 * 132,104 < 2^31), and the packer refuses more.
 
 namespace paceline::PL_ISA {
 namespace {
@@ -41,6 +44,17 @@ template <int M, int G>
       dot[m].v[lane] = sum;
     }
   }
+}
+
+// What add_i8 must start from, given the sum of a row's activations.
+inline int32_t channel_start(float) { return 0; }
+
+template <int M>
+[[gnu::always_inline]] inline void add_i8(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&sum)[M]) {
+  const int8_t* q = reinterpret_cast<const int8_t*>(w);
+  for (int m = 0; m < M; ++m)
+    for (int lane = 0; lane < 16; ++lane)
+      for (int i = 0; i < 32; ++i) sum[m].v[lane] += q[i / 4 * 64 + lane * 4 + i % 4] * a[m * a_stride + i];
 }
 
 #else
@@ -95,6 +109,19 @@ template <int M, int G>
   });
 }
 
+inline int32_t channel_start(float total) { return -128 * static_cast<int32_t>(total); }
+
+template <int M>
+[[gnu::always_inline]] inline void add_i8(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&sum)[M]) {
+  const __m512i offset = _mm512_set1_epi8(static_cast<char>(0x80));
+  unroll<8>([&](auto kb) PL_INLINE {
+    const __m512i q = _mm512_xor_si512(_mm512_loadu_si512(w + kb * 64), offset);
+    unroll<M>([&](auto m) PL_INLINE {
+      sum[m].v = _mm512_dpbusd_epi32(sum[m].v, q, _mm512_set1_epi32(load_i32(a + m * a_stride + kb * 4)));
+    });
+  });
+}
+
 #else  // 256 bits: a tile is two registers
 constexpr int kRows = 4;
 
@@ -140,6 +167,23 @@ template <int M, int G>
     });
   }
 }
+
+inline int32_t channel_start(float total) { return -128 * static_cast<int32_t>(total); }
+
+template <int M>
+[[gnu::always_inline]] inline void add_i8(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&sum)[M]) {
+  const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
+#pragma GCC unroll 1
+  for (int kb = 0; kb < 8; ++kb) {
+    const __m256i q_a = _mm256_xor_si256(load_256(w + kb * 64), offset);
+    const __m256i q_b = _mm256_xor_si256(load_256(w + kb * 64 + 32), offset);
+    unroll<M>([&](auto m) PL_INLINE {
+      const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
+      sum[m].a = _mm256_dpbusd_avx_epi32(sum[m].a, q_a, x);
+      sum[m].b = _mm256_dpbusd_avx_epi32(sum[m].b, q_b, x);
+    });
+  }
+}
 #else
 // Makes the compiler finish these sums before it starts the next: GCC 12 otherwise moves products ahead of the sums they belong to, and
 // with 8 sums in 16 registers each one that waits is stored and loaded again.
@@ -176,11 +220,11 @@ template <int M>
   unroll<M>([&](auto m) PL_INLINE { dot[m] = {_mm256_madd_epi16(sum_a[m], ones), _mm256_madd_epi16(sum_b[m], ones)}; });
 }
 
-template <int M, int G>
-[[gnu::always_inline]] inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
-                                          I32x16 (&dot)[M]) {
+inline int32_t channel_start(float) { return 0; }
+
+template <int M, int G = 32>
+[[gnu::always_inline]] inline void add_i8(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&dot)[M]) {
   const __m256i ones = _mm256_set1_epi16(1);
-  unroll<M>([&](auto m) PL_INLINE { dot[m] = set1(0); });
 #pragma GCC unroll 1
   for (int kb = 0; kb < G / 4; ++kb) {
     const __m256i q_a = load_256(w + kb * 64), q_b = load_256(w + kb * 64 + 32);
@@ -194,6 +238,13 @@ template <int M, int G>
       keep_order(dot[m].a, dot[m].b);
     });
   }
+}
+
+template <int M, int G>
+[[gnu::always_inline]] inline void dot_i8(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
+                                          I32x16 (&dot)[M]) {
+  unroll<M>([&](auto m) PL_INLINE { dot[m] = set1(0); });
+  add_i8<M, G>(w, a, a_stride, dot);
 }
 #endif
 #endif

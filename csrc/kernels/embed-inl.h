@@ -9,29 +9,58 @@ inline float half_at(const uint8_t* p, int index) {
   return lane(load_f16(lanes), 0);
 }
 
-// Writes the weights of one output of a packed matrix. to[num_inputs]
+// The four bytes of codes of input i of a run and lane l lie with those of the inputs beside it.
+inline uint8_t code_at(const uint8_t* run, int i, int l) { return run[i / 4 * 64 + l * 4 + i % 4]; }
+
+// The scale, zero point and minimum of a lane's group of an integer kind: w = scale * (q - zero) + minimum.
+struct LaneGroup {
+  float scale, minimum;
+  int zero;
+};
+
+inline LaneGroup lane_group(const Matrix& w, const uint8_t* group, const uint8_t* tile, int l) {
+  if (w.per_token()) {
+    float scale;
+    std::memcpy(&scale, tile + w.tile_bytes - kTile * sizeof(float) + static_cast<size_t>(l) * sizeof(float), 4);
+    return {scale, 0.0f, 0};
+  }
+  const bool four = w.kind == WeightKind::u4;
+  const uint8_t* scales = group + w.code_bytes();
+  const uint8_t* offsets = scales + 2 * kTile;
+  switch (w.offset) {
+    case WeightOffset::min:
+      return {half_at(scales, l), half_at(offsets, l), 0};
+    case WeightOffset::zero:
+      return {half_at(scales, l), 0.0f, four ? offsets[l] : static_cast<int8_t>(offsets[l])};
+    case WeightOffset::none:
+      break;
+  }
+  return {half_at(scales, l), 0.0f, four ? 8 : 0};
+}
+
+// Writes the weights of one output of a packed matrix, in the layer's order. to[num_inputs]
 inline void unpack_row(const Matrix& w, int output, float* to) {
   const uint8_t* tile = w.data + static_cast<size_t>(output / kTile) * w.tile_bytes;
   const int l = output % kTile;
-  const size_t group_bytes = w.tile_bytes / static_cast<size_t>(w.num_groups);
+  const size_t group_bytes = w.group_bytes();
   for (int g = 0; g < w.num_groups; ++g) {
     const uint8_t* p = tile + static_cast<size_t>(g) * group_bytes;
     switch (w.kind) {
-      case WeightKind::u4: {
-        const float scale = half_at(p + 256, l);
-        const float minimum = w.has_min ? half_at(p + 288, l) : -8.0f * scale;
-        for (int i = 0; i < 16 && g * 32 + i < w.num_inputs; ++i)
-          to[g * 32 + i] = scale * static_cast<float>(p[i / 4 * 64 + l * 4 + i % 4] & 15) + minimum;
-        for (int i = 0; i < 16 && g * 32 + 16 + i < w.num_inputs; ++i)
-          to[g * 32 + 16 + i] = scale * static_cast<float>(p[i / 4 * 64 + l * 4 + i % 4] >> 4) + minimum;
-        break;
-      }
-      case WeightKind::i8: {
-        const float scale = half_at(p + w.group * kTile, l);
-        const float minimum = w.has_min ? half_at(p + w.group * kTile + 32, l) : 0.0f;
-        for (int i = 0; i < w.group && g * w.group + i < w.num_inputs; ++i)
-          to[g * w.group + i] =
-              scale * static_cast<float>(static_cast<int8_t>(p[i / 4 * 64 + l * 4 + i % 4])) + minimum;
+      case WeightKind::u4:
+      case WeightKind::i8:
+      case WeightKind::i8c: {
+        const LaneGroup of = lane_group(w, p, tile, l);
+        for (int i = 0; i < w.group && g * w.group + i < w.num_inputs; ++i) {
+          int q;
+          if (w.kind == WeightKind::u4) {
+            const uint8_t byte = code_at(p + i / 32 * 256, i % 16, l);
+            q = i % 32 < 16 ? byte & 15 : byte >> 4;
+          } else {
+            q = static_cast<int8_t>(code_at(p, i, l));
+          }
+          const int at = g * w.group + i;
+          to[w.order == nullptr ? at : w.order[at]] = of.scale * static_cast<float>(q - of.zero) + of.minimum;
+        }
         break;
       }
       case WeightKind::bf16: {

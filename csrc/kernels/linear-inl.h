@@ -1,52 +1,71 @@
 // y = W x for 1..n rows: one body whose result for a row never depends on how many rows there are.
 //
-// Lanes are outputs; groups of inputs run in order. Per group and row: an exact int32 dot product, then
+// Lanes are outputs; runs of 32 inputs (16 of i8 in groups of 16) are taken in order. Per run and row: an exact int32 dot product, then
 //   acc = fma(dot, weight scale * activation scale, acc)      and, with minima,      acc = fma(min, activation scale * sum(q), acc).
+// Zero points, and the 8 of u4 without an offset, are taken off the dot product: dot - z * sum(q), by one fma that is exact, since |dot|
+// and |z * sum(q)| are at most 255 * 32 * 127 < 2^20 and so is every partial result: no float of 24 bits is rounded. So groups of 64 and 128
+// do the arithmetic of groups of 32 whose scales are equal, to the bit.
+// i8c: the sum of all inputs is one int32, and y = sum * (weight scale * activation scale).
 // A tile's weights are read once for kRows rows; further rows find them in the first-level cache. Bytes per weight are those of the
 // packed format; operations per weight and row on AVX2 about 1/8 instruction (u4).
 
 namespace paceline::PL_ISA {
 namespace {
 
-// W = scale * q + min, q in 0..15, group 32. Without stored minima min = -8 * scale, applied exactly to the integer sum.
-template <bool kHasMin>
+// Integer formats: a group is kRuns runs of kRunBytes codes (0: as many as the matrix says), then kScaleBytes of scales and offsets.
+// accumulate(codes, scales, run, ...) adds one run, the run-th of the tile.
+
+// The constants of offsets: for u4 unsigned, for i8 signed zero points.
+inline F32x16 zero_points(const uint8_t* p, bool is_signed) {
+  return to_f32(is_signed ? widen_i8(reinterpret_cast<const int8_t*>(p)) : widen_u8(p));
+}
+
+constexpr size_t offset_bytes(WeightOffset offset) {
+  return offset == WeightOffset::min ? 32 : offset == WeightOffset::zero ? 16 : 0;
+}
+
+template <int kRunsOf, WeightOffset kOffset>
 struct U4 {
-  static constexpr size_t kGroupBytes = 256 + 32 + (kHasMin ? 32 : 0);
+  static constexpr int kRuns = kRunsOf;
+  static constexpr size_t kRunBytes = 256;
+  static constexpr size_t kScaleBytes = 32 + offset_bytes(kOffset);
   template <int M>
-  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
-                                                       F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, const uint8_t* scales, int g,
+                                                       const Activations& in, int row, F32x16 (&acc)[M]) {
     const int groups = in.q_stride / kActGroup;
     const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups) + static_cast<size_t>(g);
     I32x16 dot[M];
     dot_u4<M>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kActGroup, in.q_stride,
               nullptr, 0, dot);
-    const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + 256));
+    const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(scales));
     const float* act_scale = in.scale + at;
-    if constexpr (kHasMin) {
-      const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + 288));
+    if constexpr (kOffset == WeightOffset::min) {
+      const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(scales + 32));
       const float* act_sum = in.sum + at;
       unroll<M>([&](auto m) PL_INLINE {
         acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]);
         acc[m] = fma(minimum, set1(act_sum[m * groups]), acc[m]);
       });
     } else {
-      const int32_t* half = in.half_sum + 2 * at;
+      const F32x16 zero = kOffset == WeightOffset::zero ? zero_points(scales + 32, false) : set1(8.0f);
+      const float* total = in.total + at;
       unroll<M>([&](auto m) PL_INLINE {
-        const I32x16 centred = dot[m] - set1(8 * (half[2 * m * groups] + half[2 * m * groups + 1]));
-        acc[m] = fma(to_f32(centred), scale * set1(act_scale[m * groups]), acc[m]);
+        const F32x16 centred = fnma(zero, set1(total[m * groups]), to_f32(dot[m]));
+        acc[m] = fma(centred, scale * set1(act_scale[m * groups]), acc[m]);
       });
     }
   }
 };
 
-// W = scale * q (+ min), q in -128..127, group 32 or 16.
-template <int kGroup, bool kHasMin>
+template <int kGroup, int kRunsOf, WeightOffset kOffset>  // kGroup: inputs of a run, 32 or 16
 struct I8 {
-  static constexpr size_t kGroupBytes = static_cast<size_t>(kGroup) * kTile + 32 + (kHasMin ? 32 : 0);
+  static constexpr int kRuns = kRunsOf;
+  static constexpr size_t kRunBytes = static_cast<size_t>(kGroup) * kTile;
+  static constexpr size_t kScaleBytes = 32 + offset_bytes(kOffset);
   template <int M>
-  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
-                                                       F32x16 (&acc)[M]) {
-    static_assert(kGroup == 32 || !kHasMin, "sums are kept per 32 activations");
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, const uint8_t* scales, int g,
+                                                       const Activations& in, int row, F32x16 (&acc)[M]) {
+    static_assert(kGroup == 32 || kOffset == WeightOffset::none, "sums are kept per 32 activations");
     const int groups = in.q_stride / kActGroup;
     const int halves = 2 * groups;
     const int act_group = g * kGroup / kActGroup;
@@ -55,14 +74,45 @@ struct I8 {
     I32x16 dot[M];
     dot_i8<M, kGroup>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kGroup, in.q_stride,
                       half, halves, dot);
-    const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile));
+    const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(scales));
     const float* act_scale = in.scale + at;
+    if constexpr (kOffset == WeightOffset::zero) {
+      const F32x16 zero = zero_points(scales + 32, true);
+      const float* total = in.total + at;
+      unroll<M>([&](auto m) PL_INLINE {
+        const F32x16 centred = fnma(zero, set1(total[m * groups]), to_f32(dot[m]));
+        acc[m] = fma(centred, scale * set1(act_scale[m * groups]), acc[m]);
+      });
+      return;
+    }
     unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(to_f32(dot[m]), scale * set1(act_scale[m * groups]), acc[m]); });
-    if constexpr (kHasMin) {
-      const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(p + kGroup * kTile + 32));
+    if constexpr (kOffset == WeightOffset::min) {
+      const F32x16 minimum = load_f16(reinterpret_cast<const uint16_t*>(scales + 32));
       unroll<M>([&](auto m)
                     PL_INLINE { acc[m] = fma(minimum, set1(in.sum[at + static_cast<size_t>(m * groups)]), acc[m]); });
     }
+  }
+};
+
+// One scale an output. No groups: `tile` is the whole product.
+struct I8C {
+  static constexpr int kRuns = 1;
+  static constexpr size_t kRunBytes = 512;
+  static constexpr size_t kScaleBytes = 0;
+  template <int M>
+  [[gnu::always_inline]] static inline void multiply(const uint8_t* p, int runs, const Activations& in, int row,
+                                                     F32x16 (&out)[M]) {
+    const int groups = in.q_stride / kActGroup;
+    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups);
+    const int8_t* q = in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride);
+    I32x16 sum[M];
+    unroll<M>([&](auto m) PL_INLINE { sum[m] = set1(channel_start(in.total[at + static_cast<size_t>(m * groups)])); });
+    for (int run = 0; run < runs; ++run)
+      add_i8<M>(p + static_cast<size_t>(run) * kRunBytes, q + run * kActGroup, in.q_stride, sum);
+    const F32x16 scale = load(reinterpret_cast<const float*>(p + static_cast<size_t>(runs) * kRunBytes));
+    unroll<M>([&](auto m) PL_INLINE {
+      out[m] = to_f32(sum[m]) * (scale * set1(in.scale[at + static_cast<size_t>(m * groups)]));
+    });
   }
 };
 
@@ -102,29 +152,65 @@ struct F32 {
   }
 };
 
-// acc[t][m] = tile t times row m, for T neighbouring tiles: several tiles at once give a single row enough independent chains.
-template <class Format, int T, int M>
-[[gnu::noinline]] void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, const Activations& in,
-                                      int row, F32x16 (&out)[T][M]) {
-  F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after every group
-  unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
-  for (int g = 0; g < num_groups; ++g)
-    unroll<T>([&](auto t) PL_INLINE {
-      Format::template accumulate<M>(
-          tile + static_cast<size_t>(t) * tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in, row,
-          acc[t]);
+template <class Format>
+constexpr bool kIsFloat = false;
+template <>
+constexpr bool kIsFloat<BF16> = true;
+template <>
+constexpr bool kIsFloat<F16> = true;
+template <>
+constexpr bool kIsFloat<F32> = true;
+
+// acc[m] = the tile times row m, of an integer format.
+template <class Format, int M>
+[[gnu::always_inline]] inline void multiply_integers(const Matrix& w, const uint8_t* tile, const Activations& in,
+                                                     int row, F32x16 (&out)[M]) {
+  F32x16 acc[M];  // not `out`: what a reference may alias is stored after every group
+  unroll<M>([&](auto m) PL_INLINE { acc[m] = zero_f32(); });
+  const int runs = Format::kRuns != 0 ? Format::kRuns : w.group / kActGroup;
+  const uint8_t* p = tile;
+  int g = 0;
+  for (int group = 0; group < w.num_groups; ++group) {
+    const uint8_t* scales = p + static_cast<size_t>(runs) * Format::kRunBytes;
+    for (; p != scales; p += Format::kRunBytes, ++g) {
+      Format::template accumulate<M>(p, scales, g, in, row, acc);
       // On 16 registers the integer sums of a group need them all; keep the float sums in memory meanwhile, which is one load and one
       // store a group, rather than let the compiler choose what to spill in the innermost loop.
-      if constexpr (kRows == 4 && M > 2 && Format::kGroupBytes > 64) __asm__ volatile("" : "+m"(acc[t]));
-    });
-  unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { out[t][m] = acc[t][m]; }); });
+      if constexpr (kRows == 4 && M > 2) __asm__ volatile("" : "+m"(acc));
+    }
+    p += Format::kScaleBytes;
+  }
+  unroll<M>([&](auto m) PL_INLINE { out[m] = acc[m]; });
+}
+
+// out[t][m] = tile t times row m, for T neighbouring tiles: several tiles at once give a single row of float weights enough independent
+// chains.
+template <class Format, int T, int M>
+[[gnu::noinline]] void multiply_tiles(const Matrix& w, int first, const Activations& in, int row, F32x16 (&out)[T][M]) {
+  const uint8_t* tile = w.data + static_cast<size_t>(first) * w.tile_bytes;
+  if constexpr (!kIsFloat<Format>) {
+    static_assert(T == 1);
+    if constexpr (std::is_same_v<Format, I8C>)
+      I8C::multiply<M>(tile, w.num_groups, in, row, out[0]);
+    else
+      multiply_integers<Format, M>(w, tile, in, row, out[0]);
+  } else {
+    F32x16 acc[T][M];
+    unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) PL_INLINE { acc[t][m] = zero_f32(); }); });
+    for (int g = 0; g < w.num_groups; ++g)
+      unroll<T>([&](auto t) PL_INLINE {
+        Format::template accumulate<M>(
+            tile + static_cast<size_t>(t) * w.tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in, row,
+            acc[t]);
+      });
+    unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) PL_INLINE { out[t][m] = acc[t][m]; }); });
+  }
 }
 
 template <class Format, int T, int M>
 inline void linear_block(const Matrix& w, const Activations& in, int row, int tile, const LinearOut& to) {
   F32x16 acc[T][M];
-  multiply_tiles<Format, T, M>(w.data + static_cast<size_t>(tile) * w.tile_bytes, w.tile_bytes, w.num_groups, in, row,
-                               acc);
+  multiply_tiles<Format, T, M>(w, tile, in, row, acc);
   unroll<T>([&](auto t) PL_INLINE {
     const int column = (tile + t) * kTile;
     unroll<M>([&](auto m) PL_INLINE {
@@ -168,7 +254,7 @@ inline void for_row_chunks(int rows, Chunk&& chunk) {
 template <class Format>
 void linear_of(const Matrix& w, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut& to) {
   int tile = tile_begin;
-  if constexpr (Format::kGroupBytes <= 64) {  // float formats: a lone row would wait for one chain of multiply-adds
+  if constexpr (kIsFloat<Format>) {  // a lone row would wait for one chain of multiply-adds
     if (rows == 1)
       for (; tile + 4 <= tile_end; tile += 4) linear_block<Format, 4, 1>(w, in, 0, tile, to);
   }
@@ -181,12 +267,22 @@ void linear_of(const Matrix& w, const Activations& in, int rows, int tile_begin,
 // Calls visit.operator()<Format>() with the type that reads the matrix.
 template <class Visit>
 inline void with_format(const Matrix& w, Visit&& visit) {
+  constexpr WeightOffset none = WeightOffset::none, min = WeightOffset::min, zero = WeightOffset::zero;
+  const bool one_run = w.group <= kActGroup;
   switch (w.kind) {
     case WeightKind::u4:
-      return w.has_min ? visit.template operator()<U4<true>>() : visit.template operator()<U4<false>>();
+      if (w.offset == min) return visit.template operator()<U4<1, min>>();
+      if (w.offset == zero)
+        return one_run ? visit.template operator()<U4<1, zero>>() : visit.template operator()<U4<0, zero>>();
+      return one_run ? visit.template operator()<U4<1, none>>() : visit.template operator()<U4<0, none>>();
     case WeightKind::i8:
-      if (w.group == 16) return visit.template operator()<I8<16, false>>();
-      return w.has_min ? visit.template operator()<I8<32, true>>() : visit.template operator()<I8<32, false>>();
+      if (w.group == 16) return visit.template operator()<I8<16, 1, none>>();
+      if (w.offset == min) return visit.template operator()<I8<32, 1, min>>();
+      if (w.offset == zero)
+        return one_run ? visit.template operator()<I8<32, 1, zero>>() : visit.template operator()<I8<32, 0, zero>>();
+      return one_run ? visit.template operator()<I8<32, 1, none>>() : visit.template operator()<I8<32, 0, none>>();
+    case WeightKind::i8c:
+      return visit.template operator()<I8C>();
     case WeightKind::bf16:
       return visit.template operator()<BF16>();
     case WeightKind::f16:
@@ -215,9 +311,8 @@ void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int
             continue;
           }
           F32x16 g[1][M], u[1][M];
-          multiply_tiles<Gate, 1, M>(gate.data + static_cast<size_t>(tile) * gate.tile_bytes, 0, gate.num_groups, in,
-                                     row, g);
-          multiply_tiles<Up, 1, M>(up.data + static_cast<size_t>(tile) * up.tile_bytes, 0, up.num_groups, in, row, u);
+          multiply_tiles<Gate, 1, M>(gate, tile, in, row, g);
+          multiply_tiles<Up, 1, M>(up, tile, in, row, u);
           unroll<M>([&](auto m) PL_INLINE { h[t][m] = silu(g[0][m]) * u[0][m]; });
         }
         unroll<M>([&](auto m) PL_INLINE {

@@ -19,28 +19,40 @@ constexpr int kQueryRows = 32;  // (token, head) pairs of one KV head that share
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-enum class WeightKind : int32_t { u4, i8, bf16, f16, f32 };
+enum class WeightKind : int32_t { u4, i8, i8c, bf16, f16, f32 };
+enum class WeightOffset : int32_t { none, min, zero };
 enum class KVKind : int32_t { f16, bf16, f32, int8 };
 
 // A packed matrix; the layout is documented in src/paceline/weights/packed.py.
 struct Matrix {
   const uint8_t* data;
   WeightKind kind;
-  int32_t group;  // inputs per scale; 0 for float kinds
-  bool has_min;
+  int32_t group;  // inputs per scale; 32 for i8c, 0 for float kinds
+  WeightOffset offset;
   int32_t num_outputs;
   int32_t num_inputs;
   int32_t num_tiles;
   int32_t num_groups;  // groups of a tile along the inputs (float kinds: inputs, bf16: pairs of inputs)
   size_t tile_bytes;
-  bool quantised() const { return kind == WeightKind::u4 || kind == WeightKind::i8; }
+  const int32_t* order;  // null, or [num_inputs]: column j is input order[j] of the layer
+  bool quantised() const { return kind == WeightKind::u4 || kind == WeightKind::i8 || kind == WeightKind::i8c; }
+  bool per_token() const { return kind == WeightKind::i8c; }
+  size_t code_bytes() const {  // of a group
+    return static_cast<size_t>(kind == WeightKind::u4 ? group / 2 : group) * kTile;
+  }
+  size_t group_bytes() const {
+    const size_t scales = per_token() ? kTile * sizeof(float) : 0;
+    return (tile_bytes - scales) / static_cast<size_t>(num_groups);
+  }
 };
 
 // Rows of activations: x = scale * q in groups of 32 for integer weights, plain floats for float weights. Strides are elements per row.
+// Where a whole row has one scale (weights of i8c), every group's scale is that, and its sums are those of the row but for half_sum.
 struct Activations {
   int8_t* q;          // [rows][q_stride], q_stride a multiple of 32, padding zero
   float* scale;       // [rows][q_stride / 32]
   float* sum;         // [rows][q_stride / 32] scale * (sum of the group's q)
+  float* total;       // [rows][q_stride / 32] sum of the group's q, exact
   int32_t* half_sum;  // [rows][q_stride / 16] sum of q over each half group
   int32_t q_stride;
   const float* x;  // [rows][x_stride] f32; null when only the quantised form exists
@@ -113,7 +125,9 @@ struct Kernels {
   // y = x * rsqrt(mean(x^2) + eps) * weight over `size` values (padding zero), quantised into `out`, and to `y` when not null.
   void (*norm)(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end,
                float* y, int y_stride, const Activations& out, bool quantise);
-  void (*quantise)(const float* x, int x_stride, int size, int row_begin, int row_end, const Activations& out);
+  // x[order[i]] where order is not null; with per_token one scale a row.
+  void (*quantise)(const float* x, int x_stride, int size, int row_begin, int row_end, const int32_t* order,
+                   bool per_token, const Activations& out);
   void (*linear)(const Matrix&, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut&);
   // silu(gate) * up for outputs [32 * unit_begin, 32 * unit_end): to `out` quantised, or to `y` [rows][y_stride] when not null.
   void (*gate_up)(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,

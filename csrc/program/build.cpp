@@ -1,4 +1,5 @@
 // Building a Program: buffers, weights and records.
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -61,13 +62,34 @@ int Program::add_activations(int width, bool outputs) {
   const int stride = round_up(width, 32);
   const int rows = outputs ? shape_.max_outputs : shape_.max_rows;
   const size_t groups = as_size(stride / kActGroup);
-  // q, scale, sum, half sums
-  const size_t row_bytes = as_size(stride) + groups * (4 + 4 + 8);
+  // q, scale, sum, total, half sums
+  const size_t row_bytes = as_size(stride) + groups * (4 + 4 + 4 + 8);
   const size_t copies = as_size(pool_.size()) * kPrivateRows + as_size(rows);
-  // The four arrays of each copy start on cache lines: 64 spare bytes for each.
+  // The five arrays of each copy start on cache lines: 64 spare bytes for each.
   activations_.push_back(
-      {Region(copies * row_bytes + (as_size(pool_.size()) + 1) * 5 * 64), stride, rows, row_bytes, false});
+      {Region(copies * row_bytes + (as_size(pool_.size()) + 1) * 6 * 64), stride, rows, row_bytes, false, false, {}});
   return static_cast<int>(activations_.size()) - 1;
+}
+
+// A record writes that form with a scale for each 32 inputs, in their order.
+void Program::made_plain(int activations) {
+  if (activations < 0) return;
+  activations_[as_size(activations)].per_token = false;
+  activations_[as_size(activations)].order.clear();
+}
+
+void Program::check_input(const Matrix& m, int from_buffer, int from_activations) const {
+  if (!m.quantised()) {
+    CHECK(from_buffer >= 0, "float weights read floats");
+    return;
+  }
+  CHECK(from_activations >= 0, "integer weights read an int8 form");
+  const Quantised& form = activations_[as_size(from_activations)];
+  CHECK(form.per_token == m.per_token(), "activations rounded as the weights ask");
+  CHECK(m.order == nullptr ? form.order.empty()
+                           : std::equal(form.order.begin(), form.order.end(), m.order, m.order + m.num_inputs),
+        "activations in the order of the weights");
+  CHECK(m.num_groups * m.group <= form.q_stride, "as many activations as inputs");
 }
 
 void Program::embed(int matrix, int buffer) {
@@ -79,6 +101,7 @@ void Program::embed(int matrix, int buffer) {
 }
 
 void Program::norm(int from, int weight, float eps, int size, int to_buffer, int to_activations) {
+  made_plain(to_activations);
   Record r{};
   r.kind = Kind::norm;
   r.from = from;
@@ -92,14 +115,20 @@ void Program::norm(int from, int weight, float eps, int size, int to_buffer, int
   records_.push_back(r);
 }
 
-void Program::quantise(int from, int size, int to_activations) {
+void Program::quantise(int from, int size, int to_activations, bool per_token, std::vector<int32_t> order) {
+  CHECK(order.empty() || static_cast<int>(order.size()) == size, "an input for each of the form");
+  for (const int32_t input : order) CHECK(input >= 0 && input < size, "an input of the buffer");
+  activations_[as_size(to_activations)].per_token = per_token;
+  activations_[as_size(to_activations)].order = order;
   Record r{};
   r.kind = Kind::quantise;
   r.from = from;
   r.size = size;
   r.to_activations = to_activations;
+  r.per_token = per_token;
+  r.order = std::move(order);
   r.outputs = buffers_[as_size(from)].outputs;
-  records_.push_back(r);
+  records_.push_back(std::move(r));
 }
 
 void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
@@ -116,7 +145,7 @@ void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::v
     const Matrix& m = matrices_[as_size(matrices[i])];
     CHECK(columns[i] % kTile == 0 && columns[i] + m.num_tiles * kTile <= buffers_[as_size(to_buffer)].stride,
           "part fits its buffer");
-    CHECK(m.quantised() ? from_activations >= 0 : from_buffer >= 0, "input in the form that the weights need");
+    check_input(m, from_buffer, from_activations);
     r.parts.push_back({matrices[i], columns[i], biases[i]});
     r.tiles += m.num_tiles;
   }
@@ -126,8 +155,11 @@ void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::v
 void Program::gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations) {
   const Matrix& g = matrices_[as_size(gate)];
   const Matrix& u = matrices_[as_size(up)];
-  CHECK(g.kind == u.kind && g.group == u.group && g.has_min == u.has_min && g.num_outputs == u.num_outputs,
+  CHECK(g.kind == u.kind && g.group == u.group && g.offset == u.offset && g.num_outputs == u.num_outputs,
         "gate and up are alike");
+  check_input(g, from_buffer, from_activations);
+  check_input(u, from_buffer, from_activations);
+  made_plain(to_activations);
   Record r{};
   r.kind = Kind::gate_up;
   r.weight = gate;
@@ -142,6 +174,7 @@ void Program::gate_up(int gate, int up, int from_buffer, int from_activations, i
 }
 
 void Program::silu_mul(int from, int up_column, int size, int to_buffer, int to_activations) {
+  made_plain(to_activations);
   Record r{};
   r.kind = Kind::silu_mul;
   r.from = from;

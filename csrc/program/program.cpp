@@ -68,16 +68,17 @@ Activations Program::view(int activations, int buffer, int rows, int thread) con
     uint8_t* at = q.data.as<uint8_t>();
     int copy_rows = kPrivateRows;
     if (q.shared || rows > kPrivateRows) {
-      at += as_size(pool_.size()) * (as_size(kPrivateRows) * q.row_bytes + 5 * 64);
+      at += as_size(pool_.size()) * (as_size(kPrivateRows) * q.row_bytes + 6 * 64);
       copy_rows = q.rows;
     } else {
-      at += as_size(thread) * (as_size(kPrivateRows) * q.row_bytes + 5 * 64);
+      at += as_size(thread) * (as_size(kPrivateRows) * q.row_bytes + 6 * 64);
     }
     const size_t groups = as_size(copy_rows) * as_size(q.q_stride / kActGroup);
     v.q_stride = q.q_stride;
     v.q = take_aligned<int8_t>(at, as_size(copy_rows) * as_size(q.q_stride));
     v.scale = take_aligned<float>(at, groups * 4);
     v.sum = take_aligned<float>(at, groups * 4);
+    v.total = take_aligned<float>(at, groups * 4);
     v.half_sum = take_aligned<int32_t>(at, groups * 8);
   }
   return v;
@@ -157,6 +158,7 @@ void Program::run_record(const Record& record, int thread) {
       break;
     case Kind::quantise:
       kernels_.quantise(buffer(record.from), stride(record.from), record.size, mine.begin, mine.end,
+                        record.order.empty() ? nullptr : record.order.data(), record.per_token,
                         view(record.to_activations, -1, rows, thread));
       break;
     case Kind::linear: {

@@ -55,7 +55,9 @@ class Program {
   int add_activations(int width, bool outputs);  // the quantised form of such a buffer
   void embed(int matrix, int buffer);
   void norm(int from, int weight, float eps, int size, int to_buffer, int to_activations);
-  void quantise(int from, int size, int to_activations);
+  // With `per_token` one scale a row instead of one for each 32 inputs; where `order` is not empty, input i of the form is order[i] of the
+  // buffer. Other records make the plain form only.
+  void quantise(int from, int size, int to_activations, bool per_token = false, std::vector<int32_t> order = {});
   // `bias` per part or -1; `columns` where each part's outputs start. `from_buffer` / `from_activations` -1 where not needed.
   void linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
               int from_activations, int to_buffer, bool accumulate);
@@ -116,7 +118,9 @@ class Program {
     int size = 0;
     float eps = 0.0f;
     bool accumulate = false;
-    bool outputs = false;  // works on the rows of outputs instead of those of the step
+    bool per_token = false;
+    std::vector<int32_t> order{};  // of a quantise record
+    bool outputs = false;          // works on the rows of outputs instead of those of the step
     int q_column = 0, k_column = 0, v_column = 0;
     std::vector<Part> parts{};
     int tiles = 0;
@@ -131,12 +135,16 @@ class Program {
     int q_stride;
     int rows;
     size_t row_bytes;
-    bool shared;  // some producer divides its work over the threads, so private copies are never used
+    bool shared;     // some producer divides its work over the threads, so private copies are never used
+    bool per_token;  // while building: how the latest record makes it
+    std::vector<int32_t> order;
   };
 
   // Up to this many rows every thread quantises all rows for itself, which is cheaper than a barrier.
   static constexpr int kPrivateRows = 2;
 
+  void check_input(const Matrix& matrix, int from_buffer, int from_activations) const;
+  void made_plain(int activations);
   void run_record(const Record& record, int thread);
   bool private_rows(const Record& record, int rows) const;
   Activations view(int activations, int buffer, int rows, int thread) const;

@@ -202,6 +202,16 @@ inline F32x16 load_bf16(const uint16_t* p) {
   PL_EACH r.v[i] = as_float(static_cast<uint32_t>(p[i]) << 16);
   return r;
 }
+inline I32x16 widen_u8(const uint8_t* p) {
+  I32x16 r;
+  PL_EACH r.v[i] = p[i];
+  return r;
+}
+inline I32x16 widen_i8(const int8_t* p) {
+  I32x16 r;
+  PL_EACH r.v[i] = p[i];
+  return r;
+}
 inline void store_u16(uint16_t* p, I32x16 a) { PL_EACH p[i] = static_cast<uint16_t>(a.v[i]); }
 inline void store_i8_saturated(int8_t* p, I32x16 a) {
   PL_EACH p[i] = static_cast<int8_t>(a.v[i] > 127 ? 127 : a.v[i] < -128 ? -128 : a.v[i]);

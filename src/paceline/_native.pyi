@@ -1,5 +1,6 @@
 """Types of the native module; csrc/bindings*.cpp is its source."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,18 +52,19 @@ class Program:
         data: NDArray[np.uint8],
         kind: str,
         group: int,
-        has_min: bool,
+        offset: str,
         num_outputs: int,
         num_inputs: int,
         tile_bytes: int,
         num_groups: int,
+        order: NDArray[np.int32] | None = None,
     ) -> int: ...
     def add_vector(self, data: NDArray[np.float32]) -> int: ...
     def add_buffer(self, width: int, outputs: bool = False) -> int: ...
     def add_activations(self, width: int, outputs: bool = False) -> int: ...
     def embed(self, matrix: int, to: int) -> None: ...
     def norm(self, from_: int, weight: int, eps: float, size: int, to_buffer: int, to_activations: int, /) -> None: ...
-    def quantise(self, from_: int, size: int, to: int, /) -> None: ...
+    def quantise(self, from_: int, size: int, to: int, per_token: bool = False, order: Sequence[int] = ()) -> None: ...
     def linear(
         self,
         matrices: list[int],

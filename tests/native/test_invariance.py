@@ -30,6 +30,8 @@ FORMATS: dict[str, tuple[str, str, str]] = {  # of tensors, weights, keys and va
     "q4_0": ("Q4_0", "native", "f16"),
     "q4_1": ("Q4_1", "native", "f16"),
     "q5_1": ("Q5_1", "native", "f16"),
+    "q4g64z": ("Q4G64Z", "native", "f16"),
+    "q8c": ("Q8C", "native", "f16"),
     "kv_f32": ("Q4_1", "native", "f32"),
     "kv_int8": ("Q4_1", "native", "int8"),
 }
@@ -39,7 +41,8 @@ CASES = [(fmt, None) for fmt in FORMATS] + [(fmt, 150) for fmt in ("f32", "q4_1"
 
 @lru_cache
 def checkpoint_of(fmt: str, window: int | None) -> MemoryCheckpoint:
-    config = tiny_config(sliding_window=window, num_layers=2, intermediate_size=160, tie_embeddings=False)
+    intermediate = 192 if fmt == "q4g64z" else 160
+    config = tiny_config(sliding_window=window, num_layers=2, intermediate_size=intermediate, tie_embeddings=False)
     return tiny_checkpoint(config, FORMATS[fmt][0])
 
 

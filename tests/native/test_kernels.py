@@ -94,11 +94,13 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(isa: str, weights: str
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize(
+    "kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q4G64", "Q4G64Z", "Q8G64Z", "Q8C"]
+)
 @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 47])
 def test_the_embedding_of_every_token_is_its_row(isa: str, kind: str, vocab: int) -> None:
     """Exact: a row of the packed matrix is read back with one multiplication and one addition."""
-    checkpoint = tiny_checkpoint(tiny_config(vocab_size=vocab, num_layers=1), kind)
+    checkpoint = tiny_checkpoint(tiny_config(vocab_size=vocab, num_layers=1, intermediate_size=64), kind)
     executor = load(checkpoint, isa=isa)
     (sequence,) = random_sequences([vocab], vocab)
     plan = replace(step_plan([sequence.part(0, vocab)]), tokens=np.arange(vocab, dtype=np.int32)[::-1].copy())

@@ -99,7 +99,8 @@ def wrong_values(native: NativeExecutor, reference: ReferenceExecutor, plans: li
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_every_kind_as_the_file_holds_it(isa: str, kind: str) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_heads": 8, "head_dim": 32, "num_layers": 1}
-    config = tiny_config(**sizes, rope=RopeConfig(10000.0, 32)) if kind.endswith("_K") else tiny_config()
+    wide = kind.endswith("_K") or kind.startswith(("Q4G", "Q8G"))
+    config = tiny_config(**sizes, rope=RopeConfig(10000.0, 32)) if wide else tiny_config()
     assert_agrees(tiny_checkpoint(config, kind), isa=isa)
 
 

@@ -18,13 +18,14 @@ from paceline.models.registry import BUILDERS, build_graph
 from paceline.ops.builder import GraphBuilder
 from paceline.ops.reference import (
     KeyValues,
+    Rounding,
     Step,
     attention,
-    dequantise_activations,
     inverse_frequencies,
     quantise_activations,
     quantise_vectors,
     rotate,
+    rounded_activations,
     silu_mul,
 )
 from paceline.ops.spec import OPS
@@ -55,7 +56,24 @@ def test_activations_are_rounded_group_by_group(x: np.ndarray) -> None:
                 assert -127 <= code <= 127
                 exact = float(value) * 127 / largest if largest >= 1e-36 else 0.0
                 assert abs(exact - int(code)) <= 0.5 + 1e-4
-    assert np.abs(dequantise_activations(q, scale) - x).max() <= np.abs(x).max() / 127 * 0.5001 + 1e-35
+    rounded = rounded_activations(x, Rounding())
+    assert np.array_equal(rounded, (q * np.repeat(scale, 32, axis=1)[:, : x.shape[1]]).astype(np.float32))
+    assert np.abs(rounded - x).max() <= np.abs(x).max() / 127 * 0.5001 + 1e-35
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 70)), elements=FLOATS), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_activations_may_be_rounded_in_another_order_or_a_row_as_one(x: np.ndarray, per_token: bool) -> None:
+    """Each group of the order by itself; columns come back to their places."""
+    order = np.random.default_rng(x.size).permutation(x.shape[1]).astype(np.int32)
+    rounded = rounded_activations(x, Rounding(per_token, order))
+    size = x.shape[1] if per_token else 32
+    for begin in range(0, x.shape[1], size):
+        inputs = order[begin : begin + size]
+        q, scale = quantise_activations(x[:, inputs], group=size)
+        assert np.array_equal(rounded[:, inputs], (q * scale).astype(np.float32))
+    assert Rounding(per_token, order).key != Rounding(per_token).key
+    assert not Rounding(per_token, order).is_plain
 
 
 def test_tiny_groups_become_zeros() -> None:

@@ -106,8 +106,7 @@ def encode(values: NDArray[np.float32], kind: str, rng: np.random.Generator) -> 
 def quantized(values: NDArray[np.float32], kind: str, order: NDArray[np.int32] | None = None) -> QuantizedMatrix:
     """A matrix [N, K] rounded to a kind of quantised checkpoints; with ``order`` its columns lie in that order.
 
-    Kinds with zero points get those of the group's range (the middle where that would be the range's), so that 0 and
-    the largest code occur as zero points too.
+    Kinds with zero points get those of the group's range, which always holds 0.
     """
     per_token, has_zero = kind == "Q8C", kind.endswith("Z")
     bits = int(kind[1])
@@ -119,6 +118,8 @@ def quantized(values: NDArray[np.float32], kind: str, order: NDArray[np.int32] |
         low, high = np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)
         scale = (high - low) / top
         zero = np.rint(-low / np.where(scale > 0, scale, 1)).clip(0, top)
+        if (zero == middle).all():
+            zero[0, 0] -= 1  # or it would be the kind without zero points
     else:
         scale = np.abs(grouped).max(axis=2) / (middle - 1)
         zero = np.full(scale.shape, middle)

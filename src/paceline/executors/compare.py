@@ -17,7 +17,7 @@ from paceline.executors.base import StepPlan
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
 from paceline.ops.graph import Node, Value
-from paceline.ops.reference import Step, Table, dequantise_activations, quantise_activations
+from paceline.ops.reference import Step, Table, quantise_activations, rounded_activations
 
 EPSILON = float(np.finfo(np.float32).eps)
 ROUNDING = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": EPSILON}
@@ -107,8 +107,9 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         name = node.weights[index]
         x = values[node.inputs[0].name]
         slack = bounds[node.inputs[0].name]
-        if step.weights.quantised(name) and step.activations == "int8":
-            x = dequantise_activations(*quantise_activations(x))
+        rounding = step.weights.rounding(name)
+        if rounding is not None and step.activations == "int8":
+            x = rounded_activations(x, rounding)
         terms = step.weights.magnitudes(name)
         sums = (x.shape[1] + 3) * EPSILON * (np.abs(x) @ terms.T) + slack @ np.abs(step.weights.values(name)).T
         return np.asarray(sums + EPSILON * np.abs(table) + 1e-30, np.float32)

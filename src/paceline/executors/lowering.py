@@ -2,19 +2,21 @@
 
 Fusions, the reason that a layer needs few barriers: a residual ``add`` becomes the accumulating form of the ``linear``
 before it; norms and SiLU write the int8 form that integer weights read; gate, up, SiLU and product are one record when
-gate and up share a format. Values of all layers that play one role share a buffer.
+gate and up share a format. Where weights want activations in another order, or one scale a token, norms and SiLU write
+floats and a quantise record follows. Values of all layers that play one role share a buffer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
 from paceline._native import Program
-from paceline.errors import UnsupportedError
-from paceline.executors.weights import WeightLoader
+from paceline.executors.weights import WeightLoader, rounding_for
 from paceline.ops.graph import Graph, Node, Value
+from paceline.ops.reference import Rounding
 from paceline.weights.packed import TILE, PackedMatrix
 
 NONE = -1
@@ -120,18 +122,19 @@ class Lowering:
         else:
             buffer = self._buffer(role, Value(role, width, node.outputs[0].rows))
         matrices = self._packed(names)
-        firsts = [matrix.name.split("+")[0] for matrix in matrices]
-        source = self._place(node.inputs[0])
-        source = self._quantised_if_needed(node.inputs[0], source, matrices)
-        self._program.linear(
-            [self._matrix(matrix) for matrix in matrices],
-            [columns[first] for first in firsts],
-            [self._bias(matrix, dict(zip(names, biases, strict=False))) for matrix in matrices],
-            source.buffer,
-            source.activations,
-            buffer,
-            residual is not None,
-        )
+        # One record for all that read the same form of the input.
+        for _, group in groupby(matrices, self._form_key):
+            part = list(group)
+            source = self._input_of(node.inputs[0], part)
+            self._program.linear(
+                [self._matrix(matrix) for matrix in part],
+                [columns[matrix.name.split("+")[0]] for matrix in part],
+                [self._bias(matrix, dict(zip(names, biases, strict=False))) for matrix in part],
+                source.buffer,
+                source.activations,
+                buffer,
+                residual is not None,
+            )
         if residual is not None:
             self._fused.add(residual.name)
             self._made(residual.outputs[0], Place(buffer))
@@ -140,11 +143,11 @@ class Lowering:
             self._made(value, Place(buffer, columns[name]))
 
     def _lower_gate_up(self, node: Node, silu: Node) -> bool:
-        """One record for gate, up, SiLU and product; False when their formats differ."""
+        """One record for gate, up, SiLU and product; False when their formats or orders of inputs differ."""
         gate, up = (self._packed((name,))[0] for name in node.weights)
-        if gate.format != up.format:
+        if gate.format != up.format or self._form_key(gate) != self._form_key(up):
             return False
-        source = self._quantised_if_needed(node.inputs[0], self._place(node.inputs[0]), [gate])
+        source = self._input_of(node.inputs[0], [gate])
         to_buffer, to_activations = self._for_readers("hidden", silu.outputs[0])
         self._program.gate_up(
             self._matrix(gate), self._matrix(up), source.buffer, source.activations, to_buffer, to_activations
@@ -193,12 +196,15 @@ class Lowering:
         return next(iter(readers.values())) if len(readers) == 1 else None
 
     def _for_readers(self, role: str, value: Value) -> tuple[int, int]:
-        """Buffer and int8 form for a value, each only where some reader's weights need it."""
+        """Buffer and plain int8 form for a value, each only where some reader's weights need it; other int8 forms are
+        made of the buffer.
+        """
         floats = integers = False
         for reader in self._readers[value.name]:
             assert reader.op == "linear", f"{value.name} is read by {reader.op}"
             for matrix in self._matrices_of(reader):
-                if matrix.format.group:
+                rounding = rounding_for(matrix)
+                if rounding is not None and rounding.is_plain:
                     integers = True
                 else:
                     floats = True
@@ -207,12 +213,23 @@ class Lowering:
             self._activation(role, value) if integers else NONE,
         )
 
-    def _quantised_if_needed(self, value: Value, place: Place, matrices: list[PackedMatrix]) -> Place:
-        """The place with the int8 form made, when some matrix needs it and the maker of the value left floats only."""
-        if place.activations != NONE or not any(matrix.format.group for matrix in matrices):
+    @staticmethod
+    def _form_key(matrix: PackedMatrix) -> tuple[bool, bytes]:
+        """Equal for matrices that one record may read; floats are beside the plain int8 form."""
+        return (rounding_for(matrix) or Rounding()).key
+
+    def _input_of(self, value: Value, matrices: list[PackedMatrix]) -> Place:
+        """The value with the int8 form that the matrices, alike by ``_form_key``, read (if they are not all floats); a
+        record makes it where the maker of the value did not.
+        """
+        place = self._place(value)
+        rounding = next((form for form in map(rounding_for, matrices) if form is not None), None)
+        if rounding is None or (rounding.is_plain and place.activations != NONE):
             return place
+        assert place.buffer != NONE, f"{value.name} is there in another form only"
         activations = self._activation("quantised", value)
-        self._program.quantise(place.buffer, value.width, activations)
+        order = [] if rounding.order is None else rounding.order.tolist()
+        self._program.quantise(place.buffer, value.width, activations, rounding.per_token, order)
         return Place(place.buffer, place.column, activations)
 
     def _buffer(self, role: str, value: Value) -> int:
@@ -249,18 +266,16 @@ class Lowering:
     def _matrix(self, matrix: PackedMatrix) -> int:
         if id(matrix) not in self._matrix_ids:
             fmt = matrix.format
-            if fmt.group > 32 or fmt.per_token or fmt.offset == "zero" or matrix.order is not None:
-                raise UnsupportedError(f"{matrix.name}: {fmt} has no kernel yet; use --weights f32, bf16, int8 or int4")
-            tile_bytes = fmt.tile_bytes(matrix.num_inputs)
             self._matrix_ids[id(matrix)] = self._program.add_matrix(
                 matrix.data,
                 fmt.kind,
                 fmt.group,
-                fmt.offset == "min",
+                fmt.offset,
                 matrix.num_outputs,
                 matrix.num_inputs,
-                tile_bytes,
-                tile_bytes // fmt.group_bytes,
+                fmt.tile_bytes(matrix.num_inputs),
+                fmt.num_groups(matrix.num_inputs),
+                matrix.order,
             )
         return self._matrix_ids[id(matrix)]
 

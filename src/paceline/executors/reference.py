@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, EngineConfig, ModelConfig
 from paceline.executors.base import StepPlan, StepResult
-from paceline.executors.weights import WeightLoader
+from paceline.executors.weights import WeightLoader, rounding_for
 from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph, Node
-from paceline.ops.reference import KeyValues, Step, Table
+from paceline.ops.reference import KeyValues, Rounding, Step, Table
 from paceline.ops.spec import OPS
 from paceline.sampling.distribution import probabilities
 from paceline.sampling.draw import sample_reference
@@ -45,7 +45,7 @@ class UnpackedWeights:
         return self._values[name]
 
     def magnitudes(self, name: str) -> Table:
-        """|scale * q| + |minimum| of each weight; |weight| where no minimum is stored."""
+        """|scale * q| + |minimum| of each weight; |weight| where no minimum is stored: zero points come off exactly."""
         matrix = self._matrix(name)
         if matrix.format.offset != "min":
             return np.abs(self.values(name))
@@ -54,9 +54,9 @@ class UnpackedWeights:
         products = unpack(replace(matrix, data=data))
         return np.asarray(np.abs(products) + np.abs(self.values(name) - products), np.float32)
 
-    def quantised(self, name: str) -> bool:
-        """Whether kernels multiply it as integers."""
-        return self._matrix(name).format.group > 0
+    def rounding(self, name: str) -> Rounding | None:
+        """How activations are rounded for it; None for float formats."""
+        return rounding_for(self._matrix(name))
 
     def _matrix(self, name: str) -> PackedMatrix:
         if name not in self._packed:

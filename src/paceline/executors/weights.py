@@ -10,10 +10,18 @@ from numpy.typing import NDArray
 from paceline.config import EngineConfig, ModelConfig
 from paceline.errors import CheckpointError
 from paceline.ops.graph import Graph, WeightSpec
+from paceline.ops.reference import Rounding
 from paceline.weights.blocks import dequantize
 from paceline.weights.packed import PackedMatrix
 from paceline.weights.packing import WeightArena, pack_tensors, rope_permutation
 from paceline.weights.raw import Checkpoint, RawTensor
+
+
+def rounding_for(matrix: PackedMatrix) -> Rounding | None:
+    """How activations are rounded to int8 for that matrix; None where it is multiplied as floats."""
+    if not matrix.format.group:
+        return None
+    return Rounding(matrix.format.per_token, matrix.order)
 
 
 class WeightLoader:
@@ -44,7 +52,9 @@ class WeightLoader:
         return self._arena.taken_bytes
 
     def matrices(self, names: Sequence[str]) -> list[PackedMatrix]:
-        """The matrices, neighbours of one format merged along their outputs; see ``weights.packing.pack_tensors``."""
+        """The matrices, neighbours of one format and order merged along their outputs; see
+        ``weights.packing.pack_tensors``.
+        """
         specs = [self._graph.weights[name] for name in names]
         if self._embedding is not None and specs[0].role == "embedding":
             assert specs[0].shape == (self._embedding.num_outputs, self._embedding.num_inputs)

@@ -75,7 +75,7 @@ def model_traffic(checkpoint: Checkpoint, config: EngineConfig) -> Traffic:
         is_head = name == head
         packed = target_format(tensor.kind, config.weights_of(name, tied_embeddings=checkpoint.config.tie_embeddings))
         num_bytes = packed.matrix_bytes(*tensor.shape)
-        operations = 2 * tensor.shape[0] * tensor.shape[1] if packed.kind in ("u4", "i8") else 0
+        operations = 2 * tensor.shape[0] * tensor.shape[1] if packed.group else 0
         if is_head:
             head_bytes, head_operations = num_bytes, operations
         else:

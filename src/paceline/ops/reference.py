@@ -18,15 +18,37 @@ Table = NDArray[np.float32]
 ACTIVATION_GROUP = 32
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How activations are rounded to int8: in groups of 32 inputs, or a whole row with one scale (``per_token``).
+
+    ``order`` [inputs] i32: groups are made of the inputs in that order; None: as they lie.
+    """
+
+    per_token: bool = False
+    order: NDArray[np.int32] | None = None
+
+    @property
+    def key(self) -> tuple[bool, bytes]:
+        """Equal for roundings that are alike."""
+        return self.per_token, b"" if self.order is None else self.order.tobytes()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the form that norms and activations are fused with."""
+        return not self.per_token and self.order is None
+
+
 class Weights(Protocol):
     """Weights by name: values as float32, the sum of the magnitudes of the terms that each is made of (|scale q| +
-    |min|, which bounds rounding), and whether the kernels multiply them as integers."""
+    |min|, which bounds rounding), and how activations are rounded where the kernels multiply them as integers (None
+    where they do not)."""
 
     def values(self, name: str) -> Table: ...
 
     def magnitudes(self, name: str) -> Table: ...
 
-    def quantised(self, name: str) -> bool: ...
+    def rounding(self, name: str) -> Rounding | None: ...
 
 
 @dataclass
@@ -95,28 +117,36 @@ class Step:
         return rows, self.page_table[sequences, positions // PAGE_TOKENS], positions % PAGE_TOKENS
 
 
-def quantise_activations(x: Table) -> tuple[NDArray[np.int8], Table]:
-    """int8 values [rows, width] and scales [rows, groups] of groups of 32: scale = max|x| / 127, q = rint(x * (127 /
-    max|x|)).
+def quantise_activations(x: Table, *, group: int = ACTIVATION_GROUP) -> tuple[NDArray[np.int8], Table]:
+    """int8 values [rows, width] and scales [rows, groups] of groups of inputs: scale = max|x| / 127, q = rint(x * (127
+    / max|x|)).
 
     The last group may be short. Groups whose largest magnitude is below 1e-36 become zeros.
     """
     rows, width = x.shape
-    groups = -(-width // ACTIVATION_GROUP)
-    padded = np.zeros((rows, groups * ACTIVATION_GROUP), np.float32)
+    groups = -(-width // group)
+    padded = np.zeros((rows, groups * group), np.float32)
     padded[:, :width] = x
-    grouped = padded.reshape(rows, groups, ACTIVATION_GROUP)
+    grouped = padded.reshape(rows, groups, group)
     largest = np.abs(grouped).max(axis=2)
     live = ~(largest < np.float32(1e-36))
     inverse = np.divide(np.float32(127.0), largest, out=np.zeros_like(largest), where=live)
-    q = np.rint(grouped * inverse[:, :, None]).astype(np.int8).reshape(rows, groups * ACTIVATION_GROUP)[:, :width]
+    q = np.rint(grouped * inverse[:, :, None]).astype(np.int8).reshape(rows, groups * group)[:, :width]
     scale = np.where(live, largest / np.float32(127.0), np.float32(0.0)).astype(np.float32)
     return q, scale
 
 
-def dequantise_activations(q: NDArray[np.int8], scale: Table) -> Table:
-    """scale * q, as float32."""
-    return np.asarray(q * np.repeat(scale, ACTIVATION_GROUP, axis=1)[:, : q.shape[1]], np.float32)
+def rounded_activations(x: Table, rounding: Rounding) -> Table:
+    """x [rows, width] as its int8 form holds it, scale * q as float32; columns stay in their places."""
+    ordered = x if rounding.order is None else x[:, rounding.order]
+    group = x.shape[1] if rounding.per_token else ACTIVATION_GROUP
+    q, scale = quantise_activations(ordered, group=group)
+    values = np.asarray(q * np.repeat(scale, group, axis=1)[:, : q.shape[1]], np.float32)
+    if rounding.order is None:
+        return values
+    restored = np.empty_like(values)
+    restored[:, rounding.order] = values
+    return restored
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
@@ -179,19 +209,20 @@ def rms_norm(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 
 
 def linear(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """x W^T + b for each weight; x is rounded to int8 groups first where the weights are integers and the step says
-    so.
+    """x W^T + b for each weight; x is rounded to int8 as the weight asks first, where weights are integers and the
+    step says so.
     """
     num_outputs = len(node.outputs)
     exact = inputs[0]
-    rounded: Table | None = None
+    rounded: dict[tuple[bool, bytes], Table] = {}
     results = []
     for index, name in enumerate(node.weights[:num_outputs]):
         x = exact
-        if step.activations == "int8" and step.weights.quantised(name):
-            if rounded is None:
-                rounded = dequantise_activations(*quantise_activations(exact))
-            x = rounded
+        rounding = step.weights.rounding(name) if step.activations == "int8" else None
+        if rounding is not None:
+            if rounding.key not in rounded:
+                rounded[rounding.key] = rounded_activations(exact, rounding)
+            x = rounded[rounding.key]
         y = x @ step.weights.values(name).T
         if node.attributes["num_biases"]:
             y = y + step.weights.values(node.weights[num_outputs + index])

@@ -1,0 +1,247 @@
+"""The product of every packed format with int8 activations, bit for bit against its definition in numpy, one linear
+record at a time.
+
+The definition: runs of 32 inputs in order; of each an exact integer sum, then one fused multiply-add with the product
+of both scales (and one with the minimum). A fused f32 multiply-add is a longdouble product and sum rounded once: its
+24-bit factors give 48 bits, and 64 leave room for the sum of numbers of any size that matter here.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from token_sequences import random_sequences, step_plan
+
+from paceline import _native
+from paceline.executors.native import NativeExecutor
+from paceline.ops.reference import Rounding, quantise_activations, rounded_activations
+from paceline.weights.blocks import AffineGroups
+from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, RUN, PackedFormat, PackedMatrix
+from paceline.weights.tiling import pack
+
+F32 = NDArray[np.float32]
+ISAS = _native.isas()
+FORMATS = sorted({fmt for fmt in [*NATIVE_FORMATS.values(), *CHOSEN_FORMATS.values()] if fmt.group}, key=str)
+SUBNORMAL = np.float16(6e-8)
+
+
+def random_groups(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: int) -> AffineGroups:
+    """Codes and offsets to the ends of their range, scales that are 0, subnormal, huge and negative too; output 0
+    has equal codes."""
+    rng = np.random.default_rng(seed)
+    low, high = (0, 16) if fmt.kind == "u4" else (-128, 128)
+    codes = rng.choice([low, high - 1, *range(low, high, 3)], (num_outputs, num_inputs)).astype(np.int8)
+    codes[0] = high - 1
+    if fmt.per_token:
+        scale = rng.choice(np.array([0, 1e-40, -3.0, 1e-3, 1e30], np.float32), (num_outputs, 1))
+        return AffineGroups(codes, scale, None, num_inputs)
+    shape = (num_outputs, -(-num_inputs // fmt.group))
+    scale = rng.choice(np.array([0, SUBNORMAL, -0.3, 1e-3, 2.5, 6e4], np.float16), shape).astype(np.float32)
+    if fmt.offset == "zero":
+        low, high = (0, 256) if fmt.kind == "u4" else (-128, 128)
+        zero = rng.choice([low, 8, 15 if fmt.kind == "u4" else 0, high - 1], shape).astype(np.int16)
+        return AffineGroups(codes, scale, None, fmt.group, zero)
+    minimum = rng.choice(np.array([0, SUBNORMAL, -1.5, 7e-3], np.float16), shape).astype(np.float32)
+    if fmt.offset == "none":
+        return AffineGroups(codes, scale, np.float32(-8) * scale if fmt.kind == "u4" else None, fmt.group)
+    return AffineGroups(codes, scale, minimum, fmt.group)
+
+
+def random_rows(rows: int, num_inputs: int, seed: int) -> F32:
+    """Activations with outliers, zero groups and magnitudes that no int8 holds."""
+    rng = np.random.default_rng(seed)
+    size = rng.choice([1.0, 1e-3, 40.0, 0.0, 1e-37], (rows, -(-num_inputs // RUN)))
+    return (rng.standard_normal((rows, num_inputs)) * np.repeat(size, RUN, axis=1)[:, :num_inputs]).astype(np.float32)
+
+
+def fma(a: F32, b: F32, c: F32) -> F32:
+    return (a.astype(np.longdouble) * b + c).astype(np.float32)
+
+
+def defined_product(groups: AffineGroups, fmt: PackedFormat, x: F32) -> F32:
+    """[rows, outputs] by the definition at the top of the file."""
+    num_inputs = groups.q.shape[1]
+    q, scale = quantise_activations(x, group=num_inputs if fmt.per_token else RUN)
+    q = q.astype(np.int64)
+    codes = groups.q.astype(np.int64)
+    if fmt.per_token:
+        return (q @ codes.T).astype(np.float32) * (groups.scale.T * scale)
+    if fmt.offset == "zero":
+        codes = codes - np.repeat(groups.zero, fmt.group, axis=1)[:, :num_inputs]
+    elif fmt.offset == "none" and fmt.kind == "u4":
+        codes = codes - 8
+    acc = np.zeros((len(x), len(codes)), np.float32)
+    run = min(fmt.group, RUN)
+    for first in range(0, num_inputs, run):
+        at, group = slice(first, first + run), first // fmt.group
+        activation_scale = scale[:, first // RUN, None]
+        dot = (q[:, at] @ codes[:, at].T).astype(np.float32)
+        acc = fma(dot, groups.scale[:, group] * activation_scale, acc)
+        if fmt.offset == "min":
+            total = activation_scale * q[:, at].sum(axis=1, keepdims=True).astype(np.float32)
+            acc = fma(groups.minimum[:, group], total, acc)
+    return acc
+
+
+def new_program(isa: str, rows: int, num_threads: int) -> _native.Program:
+    """Without a model: one head of 16 components, a page, a vocabulary of 1."""
+    return _native.Program(isa, num_threads, rows, 1, 1, -(-rows // 32), rows, 1, 1, 16, 1, 0, "f32", [0.0] * 8)
+
+
+def begin_step(program: _native.Program, rows: int) -> None:
+    """A step of so many rows; its records run only when they are asked for."""
+    plan = step_plan([random_sequences([rows], 1)[0].part(0, rows)], outputs=[])
+    executor = SimpleNamespace(program=program, _set_features=lambda plan: None)
+    NativeExecutor.set_step(executor, plan, np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))  # type: ignore[arg-type]
+    program.begin_step()
+
+
+def native_product(isa: str, matrix: PackedMatrix, x: F32, *, num_threads: int = 1) -> F32:
+    """[rows, outputs] of one quantise and one linear record."""
+    rows = len(x)
+    program = new_program(isa, rows, num_threads)
+    source, target = program.add_buffer(matrix.num_inputs), program.add_buffer(matrix.num_outputs)
+    activations = program.add_activations(matrix.num_inputs)
+    fmt = matrix.format
+    weight = program.add_matrix(
+        matrix.data,
+        fmt.kind,
+        fmt.group,
+        fmt.offset,
+        matrix.num_outputs,
+        matrix.num_inputs,
+        fmt.tile_bytes(matrix.num_inputs),
+        fmt.num_groups(matrix.num_inputs),
+        matrix.order,
+    )
+    order = [] if matrix.order is None else matrix.order.tolist()
+    program.quantise(source, matrix.num_inputs, activations, fmt.per_token, order)
+    program.linear([weight], [0], [-1], source, activations, target, False)
+    begin_step(program, rows)
+    program.buffer(source, rows)[:, : matrix.num_inputs] = x
+    program.run_records(1, 3)
+    return program.buffer(target, rows)[:, : matrix.num_outputs].copy()
+
+
+def packed(groups: AffineGroups, fmt: PackedFormat, order: NDArray[np.int32] | None = None) -> PackedMatrix:
+    return PackedMatrix("t", fmt, *groups.q.shape, pack(groups, fmt), order)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 18),
+    num_outputs=st.integers(1, 70),
+    blocks=st.integers(1, 5),
+    num_threads=st.sampled_from([1, 2, 3]),
+    ordered=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_every_format_is_the_defined_product(
+    isa: str, fmt: PackedFormat, rows: int, num_outputs: int, blocks: int, num_threads: int, ordered: bool, seed: int
+) -> None:
+    num_inputs = blocks * max(fmt.group, RUN)
+    groups, x = random_groups(fmt, num_outputs, num_inputs, seed), random_rows(rows, num_inputs, seed)
+    order = np.random.default_rng(seed).permutation(num_inputs).astype(np.int32) if ordered else None
+    expected = defined_product(groups, fmt, x if order is None else x[:, order])
+    found = native_product(isa, packed(groups, fmt, order), x, num_threads=num_threads)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(isa: str, fmt: PackedFormat) -> None:
+    """More rows than a block, than a chunk (32), and than what another kernel of the same product may begin at."""
+    groups, x = random_groups(fmt, 33, 640, 0), random_rows(130, 640, 1)
+    expected = defined_product(groups, fmt, x)
+    matrix = packed(groups, fmt)
+    for rows in [*range(1, 40), 64, 65, 130]:
+        assert np.array_equal(native_product(isa, matrix, x[:rows], num_threads=2), expected[:rows]), rows
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["u4", "i8"])
+def test_groups_of_equal_scales_have_the_bits_of_groups_of_32(isa: str, kind: str) -> None:
+    rng = np.random.default_rng(2)
+    low, high, middle = (0, 16, 8) if kind == "u4" else (-128, 128, 0)
+    codes = rng.integers(low, high, (37, 512)).astype(np.int8)
+    scale = rng.standard_normal((37, 4)).astype(np.float16).astype(np.float32)
+    x = random_rows(7, 512, 3)
+    bits = []
+    for group in (32, 64, 128):
+        repeated = np.repeat(scale, 128 // group, axis=1)
+        minimum = np.float32(-8) * repeated if kind == "u4" else None
+        plain = AffineGroups(codes, repeated, minimum, group)
+        bits.append(native_product(isa, packed(plain, PackedFormat(kind, group)), x))
+        zero = np.full(repeated.shape, middle, np.int16)
+        zeroed = AffineGroups(codes, repeated, None, group, zero)
+        bits.append(native_product(isa, packed(zeroed, PackedFormat(kind, group, "zero")), x))
+    assert all(np.array_equal(found.view(np.uint32), bits[0].view(np.uint32)) for found in bits[1:])
+    assert np.abs(bits[0]).min() > 0
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_sums_of_one_scale_an_output(isa: str) -> None:
+    """Every product at its largest, of as many inputs as are allowed: the sum is just below 2^31."""
+    num_inputs = 132_096
+    fmt = PackedFormat("i8c", RUN)
+    codes = np.full((2, num_inputs), -128, np.int8)
+    codes[1] = 127
+    groups = AffineGroups(codes, np.ones((2, 1), np.float32), None, num_inputs)
+    x = np.full((5, num_inputs), -1.0, np.float32)
+    x[1] = 1.0
+    found = native_product(isa, packed(groups, fmt), x)
+    largest = np.float32(num_inputs * 128 * 127) * np.float32(1 / np.float32(127))
+    assert found[0, 0] == largest
+    assert found[1, 0] == -largest
+    assert np.array_equal(found, defined_product(groups, fmt, x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 200])
+def test_rounded_activations_are_the_defined_ones(isa: str, per_token: bool, width: int) -> None:
+    """In any order, one or many rows (each thread rounds one or two for itself)."""
+    for rows, ordered in ((1, False), (2, True), (3, False), (9, True)):
+        x = random_rows(rows, width, rows)
+        order = np.random.default_rng(width).permutation(width).astype(np.int32) if ordered else None
+        program = new_program(isa, rows, 2)
+        source, activations = program.add_buffer(width), program.add_activations(width)
+        program.quantise(source, width, activations, per_token, [] if order is None else order.tolist())
+        begin_step(program, rows)
+        program.buffer(source, rows)[:, :width] = x
+        program.run_records(1, 2)
+        expected = rounded_activations(x, Rounding(per_token, order))
+        expected = expected if order is None else expected[:, order]
+        assert np.array_equal(program.dequantised(activations, rows)[:, :width], expected)
+
+
+def test_the_definition_is_no_other() -> None:
+    """The comparison is not blind: with another zero point, order of runs or scale the product differs."""
+    fmt = PackedFormat("u4", 64, "zero")
+    groups, x = random_groups(fmt, 16, 256, 5), random_rows(4, 256, 6)
+    found = native_product(ISAS[0], packed(groups, fmt), x)
+    moved = AffineGroups(groups.q, groups.scale, None, 64, groups.zero + np.int16(1))
+    assert not np.array_equal(found, defined_product(moved, fmt, x))
+    assert not np.array_equal(found, defined_product(groups, fmt, x[:, ::-1]))
+
+
+@pytest.mark.parametrize("wrong", ["per_token", "order", "float"])
+def test_weights_that_read_another_form_are_refused(wrong: str) -> None:
+    fmt = PackedFormat("i8c", RUN) if wrong == "per_token" else PackedFormat("u4", 64)
+    order = np.arange(128, dtype=np.int32)[::-1].copy() if wrong == "order" else None
+    matrix = packed(random_groups(fmt, 16, 128, 0), fmt, order)
+    program = new_program(ISAS[0], 4, 1)
+    source, target, activations = program.add_buffer(128), program.add_buffer(16), program.add_activations(128)
+    weight = program.add_matrix(
+        matrix.data, fmt.kind, fmt.group, fmt.offset, 16, 128, fmt.tile_bytes(128), fmt.num_groups(128), order
+    )
+    program.quantise(source, 128, activations)
+    with pytest.raises(RuntimeError, match="int8 form" if wrong == "float" else "as the weights ask|order of the"):
+        program.linear([weight], [0], [-1], source, -1 if wrong == "float" else activations, target, False)
