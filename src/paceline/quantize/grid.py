@@ -56,18 +56,24 @@ class Grid:
 
 
 def range_grid(W: Table, scheme: Scheme, group: int, *, shrink: float = 1.0) -> Grid:
-    """The grid that spans each group's values, or the part ``shrink`` of their range.
+    """The grid that spans each group's values, or the part ``shrink`` of their range."""
+    grouped = W.reshape(len(W), -1, group)
+    part = np.float32(shrink)
+    low, high = np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)
+    return spanning_grid(low * part, high * part, scheme, group)
+
+
+def spanning_grid(low: Table, high: Table, scheme: Scheme, group: int) -> Grid:
+    """The grid that spans each group's range from ``low`` <= 0 to ``high`` >= 0 [N, groups].
 
     Symmetric: the largest magnitude is (qmax - z) s, z = 2^(bits-1). A group of zeros has the smallest scale.
     """
-    grouped = W.reshape(len(W), -1, group)
     qmax = scheme.highest_code
-    middle = 1 << (scheme.bits - 1)
     if scheme.symmetric:
-        scale = _stored(np.abs(grouped).max(axis=2) * np.float32(shrink / (qmax - middle)), scheme)
+        middle = 1 << (scheme.bits - 1)
+        largest = np.maximum(-low, high)
+        scale = _stored(np.asarray(largest / np.float32(qmax - middle), np.float32), scheme)
         return Grid(scale, np.full_like(scale, middle), group, qmax)
-    low = np.minimum(grouped.min(axis=2), 0) * np.float32(shrink)
-    high = np.maximum(grouped.max(axis=2), 0) * np.float32(shrink)
     scale = _stored((high - low) / np.float32(qmax), scheme)
     return Grid(scale, np.clip(np.rint(-low / scale), 0, qmax).astype(np.float32), group, qmax)
 
