@@ -118,11 +118,12 @@ class EngineConfig:
     ``prefix_cache`` keeps the keys and values of finished requests for later ones that begin with the same tokens.
     ``kv_dir`` keeps them on disk as well, in at most ``kv_dir_bytes``, so that they outlive the program.
 
-    ``speculate`` names who drafts tokens that a step then verifies: "off", "suffix", "ngram", "draft:MODEL" (or
-    "draft:self:int4": the model itself with other weights), "eagle:DIR", several joined by "+", or "auto" (None: auto
-    for a model that is loaded by name). ``acceptance`` "coupled" draws each token as without drafts, so that the same
-    seed gives the same answer; "exact" accepts by chance, which keeps the law of the answer and accepts more.
-    ``draft_tokens`` has every step verify so many (None: as many as pay, which may be none).
+    ``speculate`` names who drafts tokens that a step then verifies: "off", "suffix", "ngram", "forced" (by the answer's
+    structure), "draft:MODEL" (or "draft:self:int4": the model itself with other weights), "eagle:DIR", several joined
+    by "+", or "auto": "forced+suffix" (None: auto for a model that is loaded by name). ``acceptance`` "coupled" draws
+    each token as without drafts, so that the same seed gives the same answer; "exact" accepts by chance, which keeps
+    the law of the answer and accepts more. ``draft_tokens`` has every step verify so many (None: as many as pay, which
+    may be none).
     """
 
     weights: WeightFormat = "native"
@@ -207,23 +208,25 @@ class EngineConfig:
 class DrafterName:
     """One drafter of ``EngineConfig.speculate``: its kind, and what it is made from."""
 
-    kind: Literal["suffix", "ngram", "draft", "eagle"]
+    kind: Literal["suffix", "ngram", "forced", "draft", "eagle"]
     source: str = ""
 
 
 def parse_speculate(text: str) -> tuple[DrafterName, ...]:
     """The drafters that ``text`` names, in order; none for "off". Raises ``ParameterError``."""
-    allowed = "off, auto, suffix, ngram, draft:MODEL, draft:self:WEIGHTS, eagle:DIR, or several of these joined by +"
+    allowed = (
+        "off, auto, suffix, ngram, forced, draft:MODEL, draft:self:WEIGHTS, eagle:DIR, or several of these joined by +"
+    )
     if not isinstance(text, str):
         raise ParameterError("speculate", text, allowed)
     if text == "off":
         return ()
     if text == "auto":
-        return (DrafterName("suffix"),)
+        return (DrafterName("forced"), DrafterName("suffix"))
     names = []
     for part in text.split("+"):
         kind, _, source = part.partition(":")
-        if kind in ("suffix", "ngram") and not source:
+        if kind in ("suffix", "ngram", "forced") and not source:
             names.append(DrafterName(kind))  # type: ignore[arg-type]  # checked on the line before
         elif kind in ("draft", "eagle") and source:
             names.append(DrafterName(kind, source))  # type: ignore[arg-type]

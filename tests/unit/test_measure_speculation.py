@@ -122,7 +122,7 @@ def test_built_in_prompts_have_categories_of_their_own() -> None:
 
 def test_speculate_is_parsed() -> None:
     assert parse_speculate("off") == ()
-    assert [name.kind for name in parse_speculate("auto")] == ["suffix"]
+    assert [name.kind for name in parse_speculate("auto")] == ["forced", "suffix"]
     assert [(name.kind, name.source) for name in parse_speculate("suffix+draft:self:int4")] == [
         ("suffix", ""),
         ("draft", "self:int4"),

@@ -97,7 +97,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _adder(drafts)(
         "--speculate",
         metavar="HOW",
-        help="who drafts tokens for a step to verify: auto (default), off, suffix, ngram, draft:MODEL, "
+        help="who drafts tokens for a step to verify: auto (default), off, suffix, ngram, forced, draft:MODEL, "
         "draft:self:WEIGHTS, eagle:DIR, or several joined by +; no answer changes by it",
     )
     _adder(drafts)(

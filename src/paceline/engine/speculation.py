@@ -20,6 +20,7 @@ from paceline.speculate.cost_memory import cost_key, load_step_cost, save_step_c
 from paceline.speculate.draft import Drafter
 from paceline.speculate.draft_model import DraftModelDrafter, check_vocabularies
 from paceline.speculate.draft_pages import OwnPages, TargetPages
+from paceline.speculate.forced import ForcedDrafter
 from paceline.speculate.ngram import NgramDrafter
 from paceline.speculate.policy import FixedPolicy, Policy
 from paceline.speculate.speculator import Speculator
@@ -153,6 +154,8 @@ def _open(
         return SuffixDrafter()
     if name.kind == "ngram":
         return NgramDrafter()
+    if name.kind == "forced":
+        return ForcedDrafter()
     if name.kind == "eagle" and eagle_head is not None:
         return eagle_head.open(target, exact=config.acceptance == "exact")
     if name.kind == "eagle" or draft_model is None:
