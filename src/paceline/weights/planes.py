@@ -166,29 +166,46 @@ def words_of(count: int, bits: int) -> int:
 def pack_rows(codes: Codes, bits: int) -> Words:
     """Codes u8 [R, C] below 2^bits as words i32 [R, ceil(C bits / 32)]; what is left of the last word is zero."""
     num_rows, count = codes.shape
-    num_words = words_of(count, bits)
-    if bits == 8:
-        packed = codes
-    elif bits == 4:
-        even = codes if count % 2 == 0 else np.pad(codes, ((0, 0), (0, 1)))
-        packed = even[:, 0::2] | (even[:, 1::2] << np.uint8(4))
-    else:
-        each = np.unpackbits(codes[:, :, None], axis=2, count=bits, bitorder="little")
-        packed = np.packbits(each.reshape(num_rows, count * bits), axis=1, bitorder="little")
-    padded = np.zeros((num_rows, 4 * num_words), np.uint8)
-    padded[:, : packed.shape[1]] = packed
-    return padded.view("<i4")
+    num_runs = -(-count // WORD_BITS)
+    runs = np.zeros((num_rows, num_runs, WORD_BITS), np.uint32)
+    runs.reshape(num_rows, -1)[:, :count] = codes
+    words = np.zeros((num_rows, num_runs, bits), np.uint32)
+    for index in range(WORD_BITS):
+        word, shift = divmod(index * bits, WORD_BITS)
+        words[:, :, word] |= runs[:, :, index] << np.uint32(shift)
+        if shift + bits > WORD_BITS:
+            words[:, :, word + 1] |= runs[:, :, index] >> np.uint32(WORD_BITS - shift)
+    packed = words.reshape(num_rows, -1)[:, : words_of(count, bits)]
+    return np.ascontiguousarray(packed).view(np.int32)
 
 
 def unpack_rows(words: Words, bits: int, count: int) -> Codes:
-    """The first ``count`` codes u8 [R, count] of each row of words i32 [R, >= ceil(count bits / 32)]."""
+    """The first ``count`` codes u8 [R, count] of each row of words i32 [R, >= ceil(count bits / 32)].
+
+    32 codes have ``bits`` words, so code i of each 32 has the same place in all of them.
+    """
+    if bits in (4, 8):
+        return _unpack_bytes(words, bits)[:, :count]
+    num_rows, num_runs = words.shape[0], -(-count // WORD_BITS)
+    whole = np.zeros((num_rows, num_runs * bits), np.uint32)
+    whole[:, : words_of(count, bits)] = words.view(np.uint32)[:, : words_of(count, bits)]
+    runs = whole.reshape(num_rows, num_runs, bits)
+    codes = np.empty((num_rows, num_runs, WORD_BITS), np.uint8)
+    for index in range(WORD_BITS):
+        word, shift = divmod(index * bits, WORD_BITS)
+        code = runs[:, :, word] >> np.uint32(shift)
+        if shift + bits > WORD_BITS:
+            code |= runs[:, :, word + 1] << np.uint32(WORD_BITS - shift)
+        codes[:, :, index] = code & np.uint32((1 << bits) - 1)
+    return codes.reshape(num_rows, -1)[:, :count]
+
+
+def _unpack_bytes(words: Words, bits: int) -> Codes:
+    """All codes of words that hold one or two a byte, which is quicker."""
     packed = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if bits == 8:
-        return packed[:, :count]
-    if bits == 4:
-        codes = np.empty((packed.shape[0], 2 * packed.shape[1]), np.uint8)
-        codes[:, 0::2] = packed & np.uint8(15)
-        codes[:, 1::2] = packed >> np.uint8(4)
-        return codes[:, :count]
-    each = np.unpackbits(packed, axis=1, count=count * bits, bitorder="little").reshape(-1, count, bits)
-    return np.packbits(each, axis=2, bitorder="little")[:, :, 0]
+        return packed
+    codes = np.empty((packed.shape[0], 2 * packed.shape[1]), np.uint8)
+    codes[:, 0::2] = packed & np.uint8(15)
+    codes[:, 1::2] = packed >> np.uint8(4)
+    return codes
