@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny_checkpoint, tiny_config
 
-from paceline.errors import CheckpointError, ParameterError
+from paceline.errors import CheckpointError, OutputError, ParameterError
 from paceline.quantize import pipeline
 from paceline.quantize.forward import SequenceForward, checkpoint_values
 from paceline.quantize.pipeline import FinishedModel, Settings, quantize_model
@@ -25,7 +25,8 @@ MATRICES = 14
 def run(work: Path, settings: Settings, *, interleaved: bool = True) -> FinishedModel:
     checkpoint = tiny_checkpoint(tiny_config())
     checkpoint.interleaved_rope = interleaved
-    return quantize_model(checkpoint, settings, WorkDirectory(work, settings.key(b"tiny")))
+    with WorkDirectory(work, settings.key(b"tiny")) as directory:
+        return quantize_model(checkpoint, settings, directory)
 
 
 def codes(model: FinishedModel) -> dict[str, bytes]:
@@ -104,6 +105,19 @@ def test_damaged_or_foreign_work_is_done_again(tmp_path: Path) -> None:
         assert codes(run(tmp_path / "w", settings)) == expected
     other = Settings(Scheme("gptq", 3, 32, symmetric=True), Recipe(), TOKENS)
     assert codes(run(tmp_path / "w", other)) == codes(run(tmp_path / "fresh", other)) != expected
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    settings = Settings(GPTQ, Recipe(), TOKENS)
+    with (
+        WorkDirectory(tmp_path / "w", "key"),
+        pytest.raises(OutputError, match="another process"),
+    ):
+        run(tmp_path / "w", settings)
+    run(tmp_path / "w", settings)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="unfinished work"):
+        WorkDirectory(tmp_path / "file", "key")
 
 
 def test_every_setting_is_in_the_key() -> None:

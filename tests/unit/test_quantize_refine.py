@@ -52,7 +52,7 @@ def test_each_sweep_lowers_the_loss(symmetric: bool, bits: int) -> None:
 
 
 def test_a_sweep_over_codes_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.quantize.refine._move_scale", lambda *args, **options: None)
+    monkeypatch.setattr("paceline.quantize.refine._Descent.move_scale", lambda *args: None)
     monkeypatch.setattr("paceline.quantize.refine.BLOCK", 24)
     W, H, codes, grid = start(0)
     swept, _ = refine(W, H, codes, grid, sweeps=1, symmetric=True)

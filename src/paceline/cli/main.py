@@ -15,7 +15,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-COMMANDS = ("run", "chat", "serve", "bench", "eval", "verify", "demo", "models", "pull")
+COMMANDS = ("run", "chat", "serve", "bench", "eval", "quantize", "verify", "demo", "models", "pull")
 """Each is a module of this package with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``execute(args) -> exit
 status``; none imports the engine at its top."""
 

@@ -44,10 +44,20 @@ class Progress:
     line appears after 0.4 s and is wiped at the end.
     """
 
-    def __init__(self, label: str, total: int | None = None, *, unit: str = "", stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        total: int | None = None,
+        *,
+        unit: str = "",
+        estimate: bool = False,
+        stream: TextIO | None = None,
+    ) -> None:
+        """``estimate`` shows how long it may still take, for work whose parts take alike."""
         self._label = label
         self._total = total
         self._unit = unit
+        self._estimate = estimate
         self._stream = sys.stderr if stream is None else stream
         self._done = 0
         self._started_s = time.monotonic()
@@ -79,6 +89,8 @@ class Progress:
             return f"{self._label} … {elapsed_s:.0f} s"[: width - 1]
         share = min(1.0, self._done / self._total)
         counts = f" {_scaled(self._done, self._unit)}/{_scaled(self._total, self._unit)} {elapsed_s:.0f} s"
+        if self._estimate and 0 < share < 1:
+            counts += f", {_duration(elapsed_s * (1 - share) / share)} left"
         cells = max(5, min(30, width - len(self._label) - len(counts) - 8))
         full = int(share * cells)
         return f"{self._label} {'█' * full}{'░' * (cells - full)} {share:4.0%}{counts}"[: width - 1]
@@ -111,6 +123,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozen
         return "  ".join(cells).rstrip()
 
     return [line(header), "─" * len("  ".join("x" * width for width in widths)), *(line(row) for row in rows)]
+
+
+def _duration(seconds: float) -> str:
+    """Rounded, since an estimate is no measurement: seconds up to two minutes, then minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _scaled(count: int, unit: str) -> str:

@@ -19,11 +19,14 @@ Checked by: tests/unit/test_quantize_gptq.py: the textbook's column by column up
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.quantize.grid import Doubles, Grid, Table
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
 
 BLOCK = 64
 DAMPING = 0.01
@@ -59,40 +62,36 @@ def inverse_factor(H: Doubles) -> Doubles:
     return np.asarray(np.triu(np.linalg.inv(L)[::-1, ::-1]))
 
 
-def round_columns(W: Doubles, H: Doubles, grid: Grid, *, block: int = BLOCK) -> Table:
-    """Codes [N, K] of GPTQ for weights W and damped H. ``block`` changes the speed and not the result, but for
-    rounding.
+def round_columns(W: Floats, H: Doubles, grid: Grid, *, block: int = BLOCK) -> Table:
+    """Codes [N, K] of GPTQ for weights W and damped H, in the precision of W. ``block`` changes the speed and not the
+    result, but for rounding.
 
     Errors of a block's columns go to its later columns at once and to those after the block together, in one product.
+    Arrays are transposed, so that a column lies in one piece of memory.
     """
     order = np.argsort(-np.diagonal(H), kind="stable")
-    U = inverse_factor(H[np.ix_(order, order)])
-    rest = W[:, order]
-    scale, zero = (np.repeat(part, grid.group, axis=1)[:, order] for part in (grid.scale, grid.zero))
-    num_columns = len(H)
-    codes = np.empty_like(rest, dtype=np.float32)
-    for start in range(0, num_columns, block):
-        end = min(start + block, num_columns)
-        errors = np.empty((len(W), end - start))
+    U = inverse_factor(H[np.ix_(order, order)]).astype(W.dtype)
+    rest: Any = np.ascontiguousarray(W.T[order])
+    scale, zero = (part.T.astype(W.dtype) for part in (grid.scale, grid.zero))
+    codes = np.empty(rest.shape, np.float32)
+    for start in range(0, len(rest), block):
+        end = min(start + block, len(rest))
+        errors = np.empty((end - start, len(W)), W.dtype)
         for column in range(start, end):
-            w = rest[:, column]
-            q = np.clip(np.rint(w / scale[:, column]) + zero[:, column], 0, grid.highest_code)
-            codes[:, column] = q
-            error = (w - (q - zero[:, column]) * scale[:, column]) / U[column, column]
-            rest[:, column + 1 : end] -= error[:, None] * U[column, column + 1 : end]
-            errors[:, column - start] = error
-        rest[:, end:] -= errors @ U[start:end, end:]
-    stored = np.empty_like(codes)
-    stored[:, order] = codes
-    return stored
+            s, z = (part[order[column] // grid.group] for part in (scale, zero))
+            w = rest[column]
+            q = np.clip(np.rint(w / s) + z, 0, grid.highest_code)
+            codes[order[column]] = q
+            error = (w - (q - z) * s) / U[column, column]
+            later = rest[column + 1 : end]
+            later -= np.outer(U[column, column + 1 : end], error)
+            errors[column - start] = error
+        after = rest[end:]
+        after -= U[start:end, end:].T @ errors
+    return np.ascontiguousarray(codes.T)
 
 
-def proxy_loss(W: Doubles, values: Table, H: Doubles) -> float:
+def proxy_loss(W: Floats, values: Table, H: Doubles) -> float:
     """tr((W - Ŵ) H (W - Ŵ)^T)."""
     error = W - values
     return float(np.einsum("nk,nk->", error @ H, error))
-
-
-def dead_inputs(H: Doubles) -> NDArray[np.bool_]:
-    """Inputs that are 0 for every token."""
-    return np.asarray(np.diagonal(H) == 0)

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from paceline.ops.reference import Table
 from paceline.quantize.forward import Observer, SequenceForward, Stage, Values, checkpoint_values
 from paceline.quantize.moments import AsymmetricMoments, Moments, input_moments
-from paceline.quantize.recipe import Recipe, quantize_rounding, quantize_together
+from paceline.quantize.recipe import Quantised, Recipe, quantize_rounding, quantize_together
 from paceline.quantize.scheme import Scheme
 from paceline.quantize.work import Arrays, WorkDirectory
 from paceline.weights.quantized_matrix import QuantizedMatrix
 from paceline.weights.raw import Checkpoint
 
 Progress = Callable[[int, int], None]
-"""Called with the weights that are finished and all of them."""
+"""Called with the number of matrices that are finished and of all of them."""
 
 WORK_VERSION = 1
 """Goes into every key: raised whenever the same settings give other bytes."""
@@ -68,6 +68,12 @@ class FinishedModel:
         arrays = self._arrays(name)
         return None if arrays is None or f"{name}/codes" not in arrays else _matrix(name, arrays, self.scheme)
 
+    def error(self, name: str) -> float:
+        """How far a quantised matrix is off, as in ``Quantised``."""
+        arrays = self._arrays(name)
+        assert arrays is not None, name
+        return float(arrays[f"{name}/error"][0])
+
     def values(self, name: str) -> Table:
         """See ``QuantizedModel``."""
         arrays = self._arrays(name)
@@ -92,11 +98,12 @@ def quantize_model(
     """All layers' matrices, quantised. Raises CheckpointError for values that are not finite, ParameterError for a
     group that does not divide a matrix."""
     run = _Run(checkpoint, settings, work)
-    total = run.num_weights()
+    total = sum(len(stage.matrices) for stage in run.forward.stages)
     done = 0
     progress(done, total)
     for index, stage in enumerate(run.forward.stages):
-        done += run.do(index, stage)
+        run.do(index, stage)
+        done += len(stage.matrices)
         progress(done, total)
     return FinishedModel(checkpoint, settings.scheme, work, run.parts)
 
@@ -118,12 +125,8 @@ class _Run:
             for name in stage.matrices:
                 settings.scheme.group_of(self.forward.graph.weights[name].shape[1], tensor=name)
 
-    def num_weights(self) -> int:
-        """Weights of all matrices that will be quantised."""
-        return sum(self._weights_of(stage) for stage in self.forward.stages)
-
-    def do(self, index: int, stage: Stage) -> int:
-        """Quantises a stage's matrices and goes through it; the number of weights."""
+    def do(self, index: int, stage: Stage) -> None:
+        """Quantises a stage's matrices and goes through it."""
         part = f"stage-{index:04d}"
         arrays = self._work.load(part) if stage.matrices else {}
         if arrays is None:
@@ -136,7 +139,6 @@ class _Run:
         self.parts.update(dict.fromkeys(stage.matrices, part))
         if self._settings.tokens is not None:
             self._quantised_forward.run(stage, self._quantised, self._settings.tokens)
-        return self._weights_of(stage)
 
     def _look_at(self, stage: Stage) -> Moments | None:
         """What the method needs to know; takes the original through the stage, where it runs at all."""
@@ -159,7 +161,7 @@ class _Run:
         if self._settings.tokens is not None and self._settings.recipe.asymmetric:
             self.forward.run(stage, self._original, self._settings.tokens, observe=observe)
 
-    def _quantise(self, stage: Stage, moments: Moments | None) -> dict[str, QuantizedMatrix]:
+    def _quantise(self, stage: Stage, moments: Moments | None) -> dict[str, Quantised]:
         tables = {name: checkpoint_values(self._checkpoint, name) for name in stage.matrices}
         if moments is None:
             return quantize_rounding(tables, self._settings.scheme)
@@ -169,14 +171,13 @@ class _Run:
         """Rows of YX as the checkpoint has those of the matrix."""
         return Moments(moments.H, {name: self.forward.weights.file_order(name, YX) for name, YX in moments.YX.items()})
 
-    def _weights_of(self, stage: Stage) -> int:
-        return sum(int(np.prod(self.forward.graph.weights[name].shape)) for name in stage.matrices)
 
-
-def _arrays(matrices: dict[str, QuantizedMatrix]) -> Arrays:
+def _arrays(quantised: dict[str, Quantised]) -> Arrays:
     arrays: Arrays = {}
-    for name, matrix in matrices.items():
+    for name, found in quantised.items():
+        matrix = found.matrix
         arrays |= {f"{name}/codes": matrix.codes, f"{name}/scale": matrix.scale, f"{name}/zero": matrix.zero}
+        arrays[f"{name}/error"] = np.array([found.error])
     return arrays
 
 

@@ -7,9 +7,10 @@ codes, scales and zero points. What each is worth stands in docs/LOG.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,12 +30,14 @@ RECIPES: tuple[RecipeName, ...] = ("best", "gptaq", "plain")
 class Recipe:
     """Steps beyond rounding column by column.
 
-    ``asymmetric``: meet the original's outputs, given the quantised model's inputs; with it ``follow_residual``: also
-    make up for what the residual stream lacks, and ``weigh_tokens``: errors count relative to the residual stream.
-    ``search``: grids by search instead of the groups' ranges. ``sweeps`` of coordinate descent afterwards.
+    ``asymmetric``: meet the original's outputs, given the quantised model's inputs, or go ``strength`` of the way from
+    the matrix's own outputs there; with it ``follow_residual``: also make up for what the residual stream lacks, and
+    ``weigh_tokens``: errors count relative to the residual stream. ``search``: grids by search instead of the groups'
+    ranges. ``sweeps`` of coordinate descent afterwards.
     """
 
     asymmetric: bool = False
+    strength: float = 1.0
     follow_residual: bool = False
     weigh_tokens: bool = False
     search: bool = False
@@ -51,34 +54,56 @@ class Recipe:
         return cls(asymmetric=True, follow_residual=True, weigh_tokens=True, search=True, sweeps=3)
 
 
-def quantize_rounding(tables: Mapping[str, Table], scheme: Scheme) -> dict[str, QuantizedMatrix]:
+@dataclass(frozen=True)
+class Quantised:
+    """A matrix, and its error: of its outputs over the calibration tokens, relative to theirs (root mean square); of
+    its weights where there are no tokens."""
+
+    matrix: QuantizedMatrix
+    error: float
+
+
+def quantize_rounding(tables: Mapping[str, Table], scheme: Scheme) -> dict[str, Quantised]:
     """Matrices by name, each rounded to nearest."""
-    return {name: quantize_rtn(W, scheme, scheme.group_of(W.shape[1], tensor=name)) for name, W in tables.items()}
+    found = {}
+    for name, W in tables.items():
+        matrix = quantize_rtn(W, scheme, scheme.group_of(W.shape[1], tensor=name))
+        found[name] = Quantised(matrix, _ratio(np.vdot(E := matrix.values() - W, E), np.vdot(W, W)))
+    return found
 
 
 def quantize_together(
     tables: Mapping[str, Table], moments: Moments, scheme: Scheme, recipe: Recipe
-) -> dict[str, QuantizedMatrix]:
+) -> dict[str, Quantised]:
     """Matrices with one input, by name: they share H, and rows know nothing of each other, so they are one problem."""
     names = list(tables)
     W0 = np.concatenate([tables[name] for name in names])
     group = scheme.group_of(W0.shape[1], tensor=names[0])
-    YX = np.concatenate([moments.YX[name] for name in names]) if recipe.asymmetric else None
+    YX = None
+    if recipe.asymmetric:
+        own = W0.astype(np.float64) @ moments.H
+        YX = own + recipe.strength * (np.concatenate([moments.YX[name] for name in names]) - own)
     problem = Problem(W0, moments.H, YX)
     H = problem.damped(recipe.damping)
     W = problem.target(H)
     single = W.astype(np.float32)
     grid = searched_grid(single, scheme, group, np.diagonal(H)) if recipe.search else range_grid(single, scheme, group)
-    codes = round_columns(W, H, grid)
+    codes = round_columns(single, H, grid)
     if recipe.sweeps:
         codes, grid = refine(
-            W, H, codes, grid, sweeps=recipe.sweeps, symmetric=scheme.symmetric, f16_scales=not scheme.per_token
+            single, H, codes, grid, sweeps=recipe.sweeps, symmetric=scheme.symmetric, f16_scales=not scheme.per_token
         )
-    matrices: dict[str, QuantizedMatrix] = {}
+    E = W - grid.values(codes)
+    found: dict[str, Quantised] = {}
     start = 0
     for name in names:
         rows = slice(start, start + len(tables[name]))
         part = Grid(grid.scale[rows], grid.zero[rows], group, grid.highest_code)
-        matrices[name] = part.matrix(codes[rows], scheme)
+        error = _ratio(np.vdot(E[rows] @ moments.H, E[rows]), np.vdot(W[rows] @ moments.H, W[rows]))
+        found[name] = Quantised(part.matrix(codes[rows], scheme), error)
         start = rows.stop
-    return matrices
+    return found
+
+
+def _ratio(squared_error: np.floating[Any], squared: np.floating[Any]) -> float:
+    return math.sqrt(squared_error / squared) if squared > 0 else 0.0

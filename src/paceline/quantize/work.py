@@ -8,6 +8,7 @@ another key is emptied.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from paceline.errors import OutputError
+
 Arrays = dict[str, NDArray[Any]]
 
 _DIGEST_BYTES = 32
@@ -26,19 +29,35 @@ _KEY_FILE = "key"
 
 
 class WorkDirectory:
-    """Finished parts by name. One process uses it at a time."""
+    """Finished parts by name. One process uses it at a time; a context manager that gives it back."""
 
     def __init__(self, path: Path, key: str) -> None:
-        """Opens or makes the directory; what another key left there is removed."""
+        """Opens or makes the directory; what another key left there is removed. OutputError when it cannot be used."""
         self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise OutputError(path, f"cannot keep unfinished work here: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise OutputError(path, "is used by another process that quantises to the same place") from None
         try:
             known = (path / _KEY_FILE).read_text("ascii")
         except (OSError, UnicodeDecodeError):
             known = ""
         if known != key:
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
+            for left in path.iterdir():
+                left.unlink()
             _write(path / _KEY_FILE, key.encode("ascii"))
+
+    def __enter__(self) -> WorkDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
 
     def load(self, part: str) -> Arrays | None:
         """The arrays of a finished part; None when it is not there or not whole."""

@@ -19,18 +19,18 @@ SETTLED_NS = 2 * 10**9
 """A younger file is not remembered: on a coarse clock it could change once more and keep its times."""
 
 
-def model_hash(files: Sequence[Path], memo_path: Path) -> bytes:
+def model_hash(files: Sequence[Path], memo_path: Path | None = None) -> bytes:
     """32 bytes of BLAKE2b over the contents of a model's files; names and places do not matter.
 
     Hashing takes 1 to 2 s a gigabyte, so what was found is remembered in ``memo_path`` (JSON, made anew when it is
-    missing or broken) for as long as a file's place, inode, size and times stay. Raises CheckpointError when a file
-    cannot be read, CacheDirectoryError when the memo cannot be written.
+    missing or broken) for as long as a file's place, inode, size and times stay; without a path nothing is. Raises
+    CheckpointError when a file cannot be read, CacheDirectoryError when the memo cannot be written.
     """
-    memo = _read_memo(memo_path)
+    memo = {} if memo_path is None else _read_memo(memo_path)
     found = {str(file.resolve()): _identity_and_hash(file, memo.get(str(file.resolve()))) for file in files}
     latest_ns = time.time_ns() - SETTLED_NS
     settled = {name: entry for name, entry in found.items() if max(entry[0][3:]) < latest_ns}
-    if not settled.items() <= memo.items():
+    if memo_path is not None and not settled.items() <= memo.items():
         _write_memo(memo_path, memo | settled)
     state = blake2b(digest_size=HASH_BYTES)
     for content_hash in sorted(content_hash for _, content_hash in found.values()):

@@ -77,6 +77,12 @@ class QuantizedMatrix:
         """Whether every zero point is the middle code."""
         return bool((self.zero == 1 << (self.bits - 1)).all())
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the codes, packed, the scales, and zero points where they differ from the middle code."""
+        zero_bits = 0 if self.is_symmetric else self.zero.size * self.bits
+        return -(-self.codes.size * self.bits // 8) + self.scale.nbytes + -(-zero_bits // 8)
+
     def values(self) -> F32:
         """W [N, K] f32, exact, with its columns in the layer's order."""
         centred = self.codes.astype(np.float32) - np.repeat(self.zero, self.group, axis=1).astype(np.float32)
