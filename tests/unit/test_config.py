@@ -14,7 +14,7 @@ from paceline.errors import ParameterError
     ("field", "value"),
     [
         ("weights", "int3"),
-        ("head_bits", "f32"),
+        ("head_bits", "f16"),
         ("kv_dtype", "int4"),
         ("context_length", 0),
         ("kv_memory_bytes", -1),
