@@ -16,11 +16,13 @@ SETUP := pyproject.toml .ci/requirements.py
 VENV_MADE := $(VENV)/made
 RUNTIME := $(VENV)/runtime-$(call hash,$(SETUP))
 TEST_TOOLS := $(VENV)/test-$(call hash,$(SETUP))
+INTERCHANGE := $(VENV)/interchange
+INTERCHANGE_TOOLS := $(INTERCHANGE)/tools-$(call hash,$(SETUP))
 DEV_TOOLS := $(VENV)/dev-$(call hash,$(SETUP))
 INSTALLED := $(VENV)/installed-$(shell (echo $(SOURCES); cat $(SOURCES) 2>/dev/null) | cksum | tr -d ' ')
 
 .DELETE_ON_ERROR:
-.PHONY: run test install check format wheel clean
+.PHONY: run test interchange install check format wheel clean
 
 run: $(INSTALLED)
 	@$(BIN)/paceline pull $(MODEL)
@@ -29,6 +31,12 @@ run: $(INSTALLED)
 test: $(INSTALLED) $(TEST_TOOLS)
 	@$(BIN)/paceline pull $(MODEL)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# With the programs that our files are for: llama.cpp, which takes ten minutes and more to compile, and, where they can be
+# installed, GPTQModel and AutoAWQ, whose tests are skipped otherwise.
+interchange: $(INSTALLED) $(INTERCHANGE_TOOLS)
+	@$(BIN)/paceline pull $(MODEL)
+	$(INTERCHANGE)/bin/python -m pytest tests/interchange tests/golden/test_gptq_awq_packers.py
 
 install: $(INSTALLED)
 
@@ -76,6 +84,19 @@ $(TEST_TOOLS): | $(RUNTIME)
 	@rm -f $(VENV)/test-*
 	@$(REQUIREMENTS) runtime serve test >$@.part && $(PIP) install -r $@.part
 	@mv $@.part $@
+
+# An environment of its own over that of the tests, which stays as it is whatever these packages want.
+$(INTERCHANGE_TOOLS): | $(TEST_TOOLS)
+	@echo "Installing what other programs' files are compared with (ten minutes and more)"
+	@rm -rf $(INTERCHANGE)
+	@$(PYTHON) -m venv --without-pip $(INTERCHANGE)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>"$$($(INTERCHANGE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth"
+	@$(REQUIREMENTS) interchange >$(INTERCHANGE)/requirements
+	@$(PIP) --python $(INTERCHANGE)/bin/python install -r $(INTERCHANGE)/requirements
+	@$(PIP) --python $(INTERCHANGE)/bin/python install --no-deps gptqmodel autoawq \
+		|| echo "GPTQModel or AutoAWQ cannot be installed here: their tests will be skipped"
+	@touch $@
 
 $(DEV_TOOLS): | $(RUNTIME)
 	@echo "Installing the checkers"

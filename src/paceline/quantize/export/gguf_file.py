@@ -6,7 +6,7 @@ below 2^-14), a small part of a step s for z <= 15.
 
 What is not quantised: vectors are F32, as llama.cpp wants them. Embeddings and head keep the bytes of a GGUF source;
 floats become Q8_0 unless ``head_bits`` says otherwise: a head of F16 would be more bytes than all layers of a small
-model together, and eight bits cost it next to nothing (``docs/QUANTIZATION.md`` has the numbers).
+model together, and eight bits cost it next to nothing (``docs/quantization.md`` has the numbers).
 """
 
 from __future__ import annotations
