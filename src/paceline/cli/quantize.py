@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from paceline.weights.raw import Checkpoint
 
 NAME = "quantize"
-HELP = "make a model smaller, by RTN or GPTQ"
+HELP = "make a model smaller, by RTN, GPTQ, AWQ or SmoothQuant"
 
-METHODS = ("gptq", "rtn")
+METHODS = ("gptq", "awq", "smoothquant", "rtn")
 RECIPES = ("best", "gptaq", "plain")
 FORMATS = ("compressed-tensors", "gptq", "awq", "gguf", "paceline")
-GPTQ_ONLY = {
-    "recipe": "--recipe",
+CALIBRATED_ONLY = {
     "calibration": "--calibration",
     "calibration_tokens": "--calibration-tokens",
     "seed": "--seed",
@@ -42,22 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="directory to write (with --format gguf: file)")
     scheme = parser.add_argument_group("what the codes look like")
     scheme.add_argument(
-        "--method", choices=METHODS, default="gptq", help="gptq (default), or rtn, which rounds to nearest at once"
+        "--method",
+        choices=METHODS,
+        default="gptq",
+        help="gptq (default); awq; smoothquant, which is W8A8; rtn, which rounds to nearest at once",
     )
-    scheme.add_argument("--bits", type=int, default=4, metavar="N", help="8, 4 (default) or 3")
+    scheme.add_argument("--bits", type=int, metavar="N", help="8, 4 (default) or 3")
     scheme.add_argument(
         "--group",
         type=_group,
-        default=64,
         metavar="N",
         help="inputs that share a scale: 32, 64 (default), 128, channel",
     )
     scheme.add_argument("--sym", action="store_true", help="no zero points: the middle code is 0")
-    how = parser.add_argument_group("how gptq finds them")
+    how = parser.add_argument_group("how gptq, awq and smoothquant find them")
     how.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="best (default) joins what helps; gptaq meets the original's outputs; plain is GPTQ as published",
+        help="of gptq: best (default) joins what helps; gptaq meets the original's outputs; plain is GPTQ as published",
     )
     how.add_argument(
         "--calibration",
@@ -83,17 +84,13 @@ def execute(args: argparse.Namespace) -> int:
     from paceline.quantize.export.formats import check_format
     from paceline.quantize.export.write import write_model
     from paceline.quantize.pipeline import quantize_model
-    from paceline.quantize.scheme import Scheme
     from paceline.quantize.work import WorkDirectory
     from paceline.weights.checkpoint import open_checkpoint
     from paceline.weights.model_hash import model_hash
 
     started_s = time.monotonic()
-    scheme = Scheme(args.method, args.bits, args.group, args.sym)
-    if args.method == "rtn":
-        for field, flag in GPTQ_ONLY.items():
-            if getattr(args, field) is not None:
-                raise ParameterError(field, getattr(args, field), f"given with --method gptq only ({flag})")
+    scheme = _scheme(args)
+    _check_flags(args)
     path = fetch_model(args.model)
     checkpoint = open_checkpoint(path)
     check_format(checkpoint.config, scheme, args.format, head_bits=args.head_bits)
@@ -113,6 +110,25 @@ def execute(args: argparse.Namespace) -> int:
     print(f"\n{args.out}: {_megabytes(after)}, from {_megabytes(before)}, in {seconds:.0f} s")
     print(f"what it costs: paceline eval {args.out} --reference {args.model}")
     return 0
+
+
+def _scheme(args: argparse.Namespace) -> Scheme:
+    """What was asked for; where nothing was, 4 bits and groups of 64, and for SmoothQuant the only one there is."""
+    from paceline.quantize.scheme import Scheme
+
+    is_w8a8 = args.method == "smoothquant"
+    bits = (8 if is_w8a8 else 4) if args.bits is None else args.bits
+    group = args.group or ("channel" if is_w8a8 else "64")
+    return Scheme(args.method, bits, None if group == "channel" else int(group), args.sym or is_w8a8)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    if args.method == "rtn":
+        for field, flag in CALIBRATED_ONLY.items():
+            if getattr(args, field) is not None:
+                raise ParameterError(field, getattr(args, field), f"rtn looks at no text: leave {flag} out")
+    if args.method != "gptq" and args.recipe is not None:
+        raise ParameterError("recipe", args.recipe, "given with --method gptq only (--recipe)")
 
 
 def work_path(out: Path) -> Path:
@@ -137,7 +153,8 @@ def _settings(args: argparse.Namespace, checkpoint: Checkpoint, scheme: Scheme) 
         num_tokens=args.calibration_tokens or DEFAULT_TOKENS,
         seed=args.seed or 0,
     )
-    return Settings(scheme, Recipe.named(args.recipe or "best"), calibration.tokens)
+    recipe = Recipe.named(args.recipe or "best") if args.method == "gptq" else Recipe()
+    return Settings(scheme, recipe, calibration.tokens)
 
 
 def _report(model: FinishedModel, settings: Settings) -> list[str]:
@@ -175,9 +192,7 @@ def _megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f} MB"
 
 
-def _group(text: str) -> int | None:
-    if text == "channel":
-        return None
-    if not text.isdecimal():
+def _group(text: str) -> str:
+    if text != "channel" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of inputs nor channel")
-    return int(text)
+    return text

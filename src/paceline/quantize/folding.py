@@ -97,16 +97,24 @@ def divide_rows(values: Table, scale: Table) -> Table:
     return np.asarray(values / (scale if values.ndim == 1 else scale[:, None]), values.dtype)
 
 
-def divide_quantized_rows(matrix: QuantizedMatrix, scale: Table) -> QuantizedMatrix:
-    """The matrix with rows divided by ``scale`` [rows]: codes stay, their scales are divided.
-
-    Exact where the quotients are f16 numbers, as with powers of two; else each weight moves by 2^-11 of itself at most.
-    Raises ValueError when a quotient leaves f16's normal range.
-    """
+def can_divide_rows(matrix: QuantizedMatrix, scale: Table) -> bool:
+    """Whether no group's scale that counts leaves its type's range, or loses more than 2^-8 of itself, below it."""
     divided = matrix.scale.astype(np.float32) / scale[:, None]
-    limits = np.finfo(matrix.scale.dtype)
-    used = matrix.scale > limits.tiny
-    if (divided > limits.max).any() or (divided[used] < limits.tiny).any():
-        raise ValueError("the scale takes the matrix's own scales out of the range of their type")
-    half = matrix.scale.dtype == np.float16
-    return replace(matrix, scale=divided.astype(np.float16) if half else divided)
+    with np.errstate(over="ignore"):
+        lost = np.abs(_stored(divided, matrix) - divided)
+    counts = matrix.scale > np.finfo(matrix.scale.dtype).tiny
+    return bool((lost <= np.where(counts, divided * np.float32(2.0**-8), np.inf)).all())
+
+
+def divide_quantized_rows(matrix: QuantizedMatrix, scale: Table) -> QuantizedMatrix:
+    """The matrix with rows divided by ``scale`` [rows], if ``can_divide_rows``: codes stay, their scales are divided.
+
+    Exact where the quotients are numbers of the scales' type, as with powers of two; else each weight moves by 2^-11 of
+    itself with f16 scales, 2^-8 at most.
+    """
+    assert can_divide_rows(matrix, scale)
+    return replace(matrix, scale=_stored(matrix.scale.astype(np.float32) / scale[:, None], matrix))
+
+
+def _stored(scale: Table, matrix: QuantizedMatrix) -> NDArray[np.float16] | Table:
+    return scale.astype(np.float16) if matrix.scale.dtype == np.float16 else scale

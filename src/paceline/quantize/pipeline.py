@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.ops.reference import Table
+from paceline.quantize.folding import Producer, can_divide_rows, divide_quantized_rows, divide_rows, producer_of
 from paceline.quantize.forward import Observer, SequenceForward, Stage, Values, checkpoint_values
+from paceline.quantize.input_scaling import InputStatistics, quantize_awq, quantize_smoothquant
 from paceline.quantize.moments import AsymmetricMoments, Moments, input_moments
 from paceline.quantize.recipe import Quantised, Recipe, quantize_rounding, quantize_together
 from paceline.quantize.scheme import Scheme
@@ -28,6 +30,9 @@ Progress = Callable[[int, int], None]
 
 WORK_VERSION = 1
 """Goes into every key: raised whenever the same settings give other bytes."""
+
+DIVISOR = "divisor"
+"""Of a part's arrays the one that whoever makes the stage's inputs is to be divided by."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +60,30 @@ class Settings:
 class FinishedModel:
     """A ``QuantizedModel`` that lies in a work directory; keeps the part that was read last."""
 
-    def __init__(self, checkpoint: Checkpoint, scheme: Scheme, work: WorkDirectory, parts: dict[str, str]) -> None:
-        """``parts`` says in which part of ``work`` a tensor is; others are the checkpoint's."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        scheme: Scheme,
+        work: WorkDirectory,
+        parts: dict[str, str],
+        divisors: dict[str, Table],
+    ) -> None:
+        """``parts`` says in which part of ``work`` a tensor is; others are the checkpoint's. ``divisors`` are what the
+        rows of some tensors are to be divided by, because what reads them was made for that."""
         self.checkpoint = checkpoint
         self.scheme = scheme
         self._work = work
         self._parts = parts
+        self._divisors = divisors
         self._last: tuple[str, Arrays] | None = None
 
     def matrix(self, name: str) -> QuantizedMatrix | None:
         """See ``QuantizedModel``."""
         arrays = self._arrays(name)
-        return None if arrays is None or f"{name}/codes" not in arrays else _matrix(name, arrays, self.scheme)
+        if arrays is None or f"{name}/codes" not in arrays:
+            return None
+        matrix = _matrix(name, arrays, self.scheme)
+        return divide_quantized_rows(matrix, self._divisors[name]) if name in self._divisors else matrix
 
     def error(self, name: str) -> float:
         """How far a quantised matrix is off, as in ``Quantised``."""
@@ -76,10 +93,8 @@ class FinishedModel:
 
     def values(self, name: str) -> Table:
         """See ``QuantizedModel``."""
-        arrays = self._arrays(name)
-        if arrays is not None and f"{name}/values" in arrays:
-            return np.asarray(arrays[f"{name}/values"], np.float32)
-        return checkpoint_values(self.checkpoint, name)
+        values = checkpoint_values(self.checkpoint, name)
+        return divide_rows(values, self._divisors[name]) if name in self._divisors else values
 
     def _arrays(self, name: str) -> Arrays | None:
         part = self._parts.get(name)
@@ -105,7 +120,7 @@ def quantize_model(
         run.do(index, stage)
         done += len(stage.matrices)
         progress(done, total)
-    return FinishedModel(checkpoint, settings.scheme, work, run.parts)
+    return FinishedModel(checkpoint, settings.scheme, work, run.parts, run.divisors)
 
 
 class _Run:
@@ -121,6 +136,12 @@ class _Run:
         self._original: Values = {}
         self._quantised: Values = {}
         self.parts: dict[str, str] = {}
+        self.divisors: dict[str, Table] = {}
+        method = settings.scheme.method
+        has_tokens = settings.tokens is not None
+        self._scales_inputs = method in ("awq", "smoothquant")
+        self._runs_original = has_tokens and (settings.recipe.asymmetric or self._scales_inputs)
+        self._runs_quantised = has_tokens and not self._scales_inputs
         for stage in self.forward.stages:
             for name in stage.matrices:
                 settings.scheme.group_of(self.forward.graph.weights[name].shape[1], tensor=name)
@@ -130,15 +151,20 @@ class _Run:
         part = f"stage-{index:04d}"
         arrays = self._work.load(part) if stage.matrices else {}
         if arrays is None:
-            arrays = _arrays(self._quantise(stage, self._look_at(stage)))
+            arrays = self._scale_inputs(stage) if self._scales_inputs else _arrays(self._quantise(stage))
             self._work.save(part, arrays)
         else:
             self._run_original(stage, None)
+        self.parts.update(dict.fromkeys(stage.matrices, part))
+        producer = self._producer(stage)
+        if producer is not None and DIVISOR in arrays:
+            self.divisors.update(dict.fromkeys(producer.tensors, np.asarray(arrays[DIVISOR], np.float32)))
+        if not self._runs_quantised:
+            return
+        assert self._settings.tokens is not None
         self._changed.clear()
         self._changed.update((name, _matrix(name, arrays, self._settings.scheme).values()) for name in stage.matrices)
-        self.parts.update(dict.fromkeys(stage.matrices, part))
-        if self._settings.tokens is not None:
-            self._quantised_forward.run(stage, self._quantised, self._settings.tokens)
+        self._quantised_forward.run(stage, self._quantised, self._settings.tokens)
 
     def _look_at(self, stage: Stage) -> Moments | None:
         """What the method needs to know; takes the original through the stage, where it runs at all."""
@@ -158,10 +184,38 @@ class _Run:
         return self._in_file_order(observer.moments)
 
     def _run_original(self, stage: Stage, observe: Observer | None) -> None:
-        if self._settings.tokens is not None and self._settings.recipe.asymmetric:
+        if self._runs_original:
+            assert self._settings.tokens is not None
             self.forward.run(stage, self._original, self._settings.tokens, observe=observe)
 
-    def _quantise(self, stage: Stage, moments: Moments | None) -> dict[str, Quantised]:
+    def _producer(self, stage: Stage) -> Producer | None:
+        if stage.linear is None:
+            return None
+        return producer_of(self.forward.graph, stage.linear, self._checkpoint.config)
+
+    def _scale_inputs(self, stage: Stage) -> Arrays:
+        """What AWQ or SmoothQuant make of a stage; takes the original through it."""
+        scheme, tokens = self._settings.scheme, self._settings.tokens
+        assert tokens is not None, "they look at tokens"
+        seen = InputStatistics(stage, (tokens.shape[0], tokens.shape[1]))
+        self._run_original(stage, seen)
+        tables = {name: checkpoint_values(self._checkpoint, name) for name in stage.matrices}
+        quantize = quantize_awq if scheme.method == "awq" else quantize_smoothquant
+        producer = self._producer(stage)
+        found = quantize(tables, seen, scheme, producer)
+        if producer is not None and found.divisor is not None and not self._can_divide(producer.weight, found.divisor):
+            found = quantize(tables, seen, scheme, None)
+        arrays = _arrays(found.quantised)
+        return arrays if found.divisor is None else {**arrays, DIVISOR: found.divisor}
+
+    def _can_divide(self, name: str, divisor: Table) -> bool:
+        """Whether a tensor that is finished can absorb a scale."""
+        part = self.parts.get(name)
+        arrays = None if part is None else self._work.load(part)
+        return arrays is None or can_divide_rows(_matrix(name, arrays, self._settings.scheme), divisor)
+
+    def _quantise(self, stage: Stage) -> dict[str, Quantised]:
+        moments = self._look_at(stage)
         tables = {name: checkpoint_values(self._checkpoint, name) for name in stage.matrices}
         if moments is None:
             return quantize_rounding(tables, self._settings.scheme)

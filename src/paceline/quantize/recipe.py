@@ -68,7 +68,7 @@ def quantize_rounding(tables: Mapping[str, Table], scheme: Scheme) -> dict[str, 
     found = {}
     for name, W in tables.items():
         matrix = quantize_rtn(W, scheme, scheme.group_of(W.shape[1], tensor=name))
-        found[name] = Quantised(matrix, _ratio(np.vdot(E := matrix.values() - W, E), np.vdot(W, W)))
+        found[name] = Quantised(matrix, ratio(np.vdot(E := matrix.values() - W, E), np.vdot(W, W)))
     return found
 
 
@@ -99,11 +99,12 @@ def quantize_together(
     for name in names:
         rows = slice(start, start + len(tables[name]))
         part = Grid(grid.scale[rows], grid.zero[rows], group, grid.highest_code)
-        error = _ratio(np.vdot(E[rows] @ moments.H, E[rows]), np.vdot(W[rows] @ moments.H, W[rows]))
+        error = ratio(np.vdot(E[rows] @ moments.H, E[rows]), np.vdot(W[rows] @ moments.H, W[rows]))
         found[name] = Quantised(part.matrix(codes[rows], scheme), error)
         start = rows.stop
     return found
 
 
-def _ratio(squared_error: np.floating[Any], squared: np.floating[Any]) -> float:
+def ratio(squared_error: np.floating[Any], squared: np.floating[Any]) -> float:
+    """The root of the quotient; 0 where nothing was to be met."""
     return math.sqrt(squared_error / squared) if squared > 0 else 0.0

@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from paceline.ops.reference import quantise_activations
 from paceline.quantize.folding import Producer
 from paceline.quantize.grid import Table
 
@@ -84,10 +85,9 @@ def search_smoothing(
 
 
 def rounded_per_token(x: Table) -> Table:
-    """x [tokens, K] rounded to int8 with one scale a token: q = rint(x 127 / max|x|). A token of zeros stays zeros."""
-    largest = np.abs(x).max(axis=-1, keepdims=True)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= np.float32(1e-36))
-    return np.asarray(np.rint(x * inverse) * (largest / np.float32(127)), np.float32)
+    """x [tokens, K] rounded to int8 with one scale a token, as the engine does it."""
+    codes, scale = quantise_activations(x, group=x.shape[1])
+    return np.asarray(codes * scale, np.float32)
 
 
 def _bounded(magnitudes: Table) -> Table:
