@@ -44,7 +44,7 @@ from transformers import (
 from paceline.executors.native import NativeExecutor
 from paceline.weights.blocks import dequantize
 from paceline.weights.checkpoint import open_checkpoint
-from paceline.weights.raw import Checkpoint, RawTensor
+from paceline.weights.raw import Checkpoint
 from paceline.weights.safetensors import canonical_name
 
 VOCAB = 160
@@ -157,16 +157,6 @@ def matrices_of(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, parameter) for name, parameter in named if name.endswith(".weight") and parameter.dim() == 2]
 
 
-def values_of(tensor: RawTensor) -> NDArray[np.float32]:
-    """Exact values, inputs in the layer's order."""
-    values = dequantize(tensor)
-    if tensor.order is None:
-        return values
-    restored = np.empty_like(values)
-    restored[:, tensor.order] = values
-    return restored
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_weights_are_those_of_transformers(name: str, saved: Any) -> None:
     directory, model = saved(name)
@@ -174,7 +164,7 @@ def test_weights_are_those_of_transformers(name: str, saved: Any) -> None:
     kinds = set()
     for parameter_name, parameter in matrices_of(model):
         tensor = checkpoint.tensor(canonical_name(parameter_name))
-        found = torch.tensor(values_of(tensor)).to(parameter.dtype)
+        found = torch.tensor(dequantize(tensor)).to(parameter.dtype)
         assert torch.equal(found, parameter), parameter_name
         kinds.add(tensor.kind)
     plain = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[CASES[name].dtype]
@@ -191,7 +181,7 @@ def test_one_other_bit_is_seen(saved: Any, tmp_path: Path) -> None:
     content[8 + header_bytes + start] ^= 1
     (tmp_path / "model.safetensors").write_bytes(content)
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
-    found = torch.tensor(values_of(open_checkpoint(tmp_path).tensor(canonical_name(name))))
+    found = torch.tensor(dequantize(open_checkpoint(tmp_path).tensor(canonical_name(name))))
     assert (found.to(torch.bfloat16) != model.get_parameter(name)).sum() == 1
 
 
@@ -207,7 +197,7 @@ def exact_model(loaded: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedMo
     """The model in float32 with the exact weights, which no type of scales has rounded."""
     model = copy.deepcopy(loaded).float()
     for parameter_name, parameter in matrices_of(model):
-        parameter.data = torch.tensor(values_of(checkpoint.tensor(canonical_name(parameter_name))))
+        parameter.data = torch.tensor(dequantize(checkpoint.tensor(canonical_name(parameter_name))))
     return model
 
 

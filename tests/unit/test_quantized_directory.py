@@ -168,6 +168,19 @@ def test_layers_and_head_may_be_quantised_or_not(tmp_path: Path) -> None:
         open_checkpoint(write(tmp_path, tensors, GPTQ, tie_word_embeddings=True))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_may_be_quantised(tmp_path: Path, tied: bool) -> None:
+    matrices = random_matrices() | {"model.embed_tokens": random_matrix(98, 48, 2), "lm_head": random_matrix(99, 48, 2)}
+    if tied:
+        del matrices["lm_head"]
+    tensors = tensors_of(matrices, compressed_tensors.pack)
+    del tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    quantization = compressed(GROUPS, targets=["Linear", "Embedding"]) | {"ignore": []}
+    checkpoint = open_checkpoint(write(tmp_path, tensors, quantization, tie_word_embeddings=tied))
+    assert_is(checkpoint, "token_embd.weight", matrices["model.embed_tokens"])
+    assert ("output.weight" in checkpoint.names()) is not tied
+
+
 def test_biases_of_zeros_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
     tensors = tensors_of(random_matrices(), gptq.pack)
     biases = {f"{module}.bias": np.zeros(shape[0], np.float16) for module, shape in layer_names().items()}
