@@ -17,6 +17,8 @@ VENV_MADE := $(VENV)/made
 RUNTIME := $(VENV)/runtime-$(call hash,$(SETUP))
 TEST_TOOLS := $(VENV)/test-$(call hash,$(SETUP))
 INTERCHANGE := $(VENV)/interchange
+# What GPTQModel imports; it asks for more, and for other releases than the tests have.
+PACKERS_NEED := accelerate datasets defuser device-smi logbar pypcre threadpoolctl tokenicer torchao
 INTERCHANGE_TOOLS := $(INTERCHANGE)/tools-$(call hash,$(SETUP))
 DEV_TOOLS := $(VENV)/dev-$(call hash,$(SETUP))
 INSTALLED := $(VENV)/installed-$(shell (echo $(SOURCES); cat $(SOURCES) 2>/dev/null) | cksum | tr -d ' ')
@@ -94,7 +96,8 @@ $(INTERCHANGE_TOOLS): | $(TEST_TOOLS)
 		>"$$($(INTERCHANGE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth"
 	@$(REQUIREMENTS) interchange >$(INTERCHANGE)/requirements
 	@$(PIP) --python $(INTERCHANGE)/bin/python install -r $(INTERCHANGE)/requirements
-	@$(PIP) --python $(INTERCHANGE)/bin/python install --no-deps gptqmodel autoawq \
+	@{ $(PIP) --python $(INTERCHANGE)/bin/python install 'setuptools>=77' wheel $(PACKERS_NEED) \
+		&& $(PIP) --python $(INTERCHANGE)/bin/python install --no-deps --no-build-isolation gptqmodel autoawq; } \
 		|| echo "GPTQModel or AutoAWQ cannot be installed here: their tests will be skipped"
 	@touch $@
 

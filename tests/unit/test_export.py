@@ -125,9 +125,10 @@ def test_gptq_with_an_order_of_inputs(source: Checkpoint, tmp_path: Path) -> Non
     assert np.array_equal(values, expected_values(model, name))
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["quantization_config"]["desc_act"] is True
-    with pytest.raises(ParameterError, match="order of its own"):
-        write_model(model, tmp_path / "m.gguf", "gguf")
-    assert not (tmp_path / "m.gguf").exists()
+    for fmt in ("gguf", "awq", "compressed-tensors"):
+        with pytest.raises(ParameterError, match=f"{name} has its inputs in an order of its own .*: gptq, paceline"):
+            write_model(model, tmp_path / "other", fmt)
+        assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(("bits", "symmetric", "kind"), [(4, True, "Q4_0"), (4, False, "Q4_1"), (8, True, "Q8_0")])

@@ -29,6 +29,7 @@ from paceline.quantize.export.tensors import (
     finite_values,
     float_tensor,
     interleaved_rows,
+    refuse_order,
     unchanged,
     with_rows,
 )
@@ -96,7 +97,7 @@ def _row_bytes(raw: RawTensor, rows: Rows) -> np.ndarray[Any, np.dtype[np.uint8]
 def quantized_tensor(name: str, matrix: QuantizedMatrix) -> RawTensor:
     """A matrix with groups of 32 as Q4_0, Q4_1 or Q8_0."""
     if matrix.order is not None:
-        raise ParameterError("format", "gguf", f"{name} has its inputs in an order of its own (activation order)")
+        refuse_order("gguf", name)
     raw = matrix.blocks(name)
     if raw.kind != "Q4G32Z":
         assert raw.kind in FILE_TYPES, raw.kind

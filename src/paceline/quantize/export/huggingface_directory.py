@@ -18,7 +18,7 @@ from paceline.quantize.export.formats import is_layer_matrix
 from paceline.quantize.export.quantization_config import awq_config, compressed_tensors_config, gptq_config
 from paceline.quantize.export.safetensors_files import write_safetensors
 from paceline.quantize.export.spool import TensorSpool
-from paceline.quantize.export.tensors import float_tensor, half_split_rows, huggingface_name, with_rows
+from paceline.quantize.export.tensors import float_tensor, half_split_rows, huggingface_name, refuse_order, with_rows
 from paceline.quantize.export.tokenizer_files import copy_tokenizer_files, write_tokenizer_files
 from paceline.quantize.model import QuantizedModel
 from paceline.quantize.scheme import Scheme
@@ -90,6 +90,8 @@ def _spool_tensors(model: QuantizedModel, spool: TensorSpool, fmt: str) -> tuple
             data = plain.data if rows is None else plain.data[rows]
             spool.add(theirs, plain.kind, data.shape, data)
             continue
+        if matrix.order is not None and fmt != "gptq":
+            refuse_order(fmt, name)  # compressed-tensors had a plane for it and gave it up
         has_order = has_order or matrix.order is not None
         for plane, array in _planes(with_rows(matrix, rows), model.scheme, fmt).items():
             spool.add(f"{module}.{plane}", KINDS[array.dtype], array.shape, array)
@@ -116,4 +118,4 @@ def _quantization_config(scheme: Scheme, fmt: str, left_alone: list[str], has_or
         return gptq_config(scheme, left_alone=left_alone, has_order=has_order)
     if fmt == "awq":
         return awq_config(scheme, left_alone=left_alone)
-    return compressed_tensors_config(scheme, left_alone=left_alone, has_order=has_order)
+    return compressed_tensors_config(scheme, left_alone=left_alone)

@@ -13,7 +13,7 @@ from paceline import __version__
 from paceline.quantize.scheme import Scheme
 
 
-def compressed_tensors_config(scheme: Scheme, *, left_alone: Sequence[str], has_order: bool) -> dict[str, Any]:
+def compressed_tensors_config(scheme: Scheme, *, left_alone: Sequence[str]) -> dict[str, Any]:
     """pack-quantized weights, or int-quantized ones that meet int8 activations; ``left_alone`` are names of modules."""
     activations = None
     if scheme.per_token:
@@ -32,7 +32,7 @@ def compressed_tensors_config(scheme: Scheme, *, left_alone: Sequence[str], has_
                     "strategy": "channel" if scheme.group is None else "group",
                     "group_size": scheme.group,
                     "dynamic": False,
-                    "actorder": "group" if has_order else None,
+                    "actorder": None,
                 },
                 "input_activations": activations,
                 "output_activations": None,

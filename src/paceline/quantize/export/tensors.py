@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import ModelConfig
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ParameterError
 from paceline.quantize.model import QuantizedModel
 from paceline.weights.blocks import bf16_to_f32, dequantize, f32_to_bf16
 from paceline.weights.packing import rope_permutation
@@ -61,6 +61,12 @@ def with_rows(matrix: QuantizedMatrix, rows: Rows | None) -> QuantizedMatrix:
     if rows is None:
         return matrix
     return replace(matrix, codes=matrix.codes[rows], scale=matrix.scale[rows], zero=matrix.zero[rows])
+
+
+def refuse_order(fmt: str, name: str) -> NoReturn:
+    """ParameterError for a matrix whose groups are not consecutive."""
+    problem = f"{name} has its inputs in an order of its own (activation order); formats that hold it: gptq, paceline"
+    raise ParameterError("format", fmt, problem)
 
 
 def finite_values(model: QuantizedModel, name: str) -> F32:
