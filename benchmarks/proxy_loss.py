@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.quantize.calibration import read_calibration
 from paceline.quantize.forward import SequenceForward, Values, checkpoint_values
-from paceline.quantize.gptq import Problem, proxy_loss, round_columns
+from paceline.quantize.gptq import Elimination, Problem, proxy_loss, round_columns
 from paceline.quantize.grid import range_grid
 from paceline.quantize.moments import input_moments
 from paceline.quantize.scheme import Scheme
@@ -50,7 +50,8 @@ def main() -> int:
             H = Problem(W, H0).damped()
             grid = range_grid(W, scheme, scheme.group_of(W.shape[1], tensor=name))
             rounded, solved = (
-                proxy_loss(W, grid.values(codes), H) for codes in (grid.codes(W), round_columns(W, H, grid))
+                proxy_loss(W, grid.values(codes), H)
+                for codes in (grid.codes(W), round_columns(W, Elimination.of(H), grid))
             )
             ratios.append(solved / rounded)
             print(f"{name:28} rtn {rounded:10.4g}  gptq {solved:10.4g}  {solved / rounded:6.1%}", flush=True)

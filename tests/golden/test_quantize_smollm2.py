@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.quantize.calibration import read_calibration
 from paceline.quantize.forward import SequenceForward, Values, checkpoint_values
-from paceline.quantize.gptq import Problem, proxy_loss, round_columns
+from paceline.quantize.gptq import Elimination, Problem, proxy_loss, round_columns
 from paceline.quantize.grid import range_grid, searched_grid
 from paceline.quantize.moments import input_moments
 from paceline.quantize.refine import refine
@@ -36,14 +36,14 @@ def test_the_losses_of_the_first_layers_fall_from_step_to_step() -> None:
         if stage.matrices:
             W = np.concatenate([checkpoint_values(checkpoint, name) for name in stage.matrices])
             H = Problem(W, input_moments(stage, values, tokens).H).damped()
-            ranges, searched = range_grid(W, SCHEME, 64), searched_grid(W, SCHEME, 64, np.diagonal(H))
+            ranges, searched = range_grid(W, SCHEME, 64), searched_grid(W, SCHEME, 64, Elimination.of(H).importance())
             rounded = proxy_loss(W, ranges.values(ranges.codes(W)), H)
-            solved = proxy_loss(W, ranges.values(round_columns(W, H, ranges)), H)
-            better = round_columns(W, H, searched)
+            solved = proxy_loss(W, ranges.values(round_columns(W, Elimination.of(H), ranges)), H)
+            better = round_columns(W, Elimination.of(H), searched)
             descended, grid = refine(W, H, better, searched, sweeps=2, symmetric=False)
             final = proxy_loss(W, grid.values(descended), H)
             assert solved < 0.9 * rounded, stage.matrices
-            assert final < solved, stage.matrices
+            assert final < 0.99 * solved, stage.matrices
             assert final < proxy_loss(W, searched.values(better), H), stage.matrices
             num_matrices += len(stage.matrices)
         forward.run(stage, values, tokens)

@@ -44,7 +44,7 @@ def test_gptq_ends_with_a_table_and_leaves_no_work(
     for kind in ("attn_q", "attn_output", "ffn_down"):
         (line,) = [line for line in printed.out.splitlines() if line.startswith(kind)]
         assert line.count("%") == 2
-    assert f"paceline eval {out} --reference {folder / 'tiny.gguf'}" in printed.out
+    assert f"paceline eval {out} --reference {folder / 'tiny.gguf'}:f32" in printed.out
     assert "error of outputs" in printed.out
     assert printed.err == ""  # no bar where nobody watches
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

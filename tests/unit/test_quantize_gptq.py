@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.quantize.gptq import Problem, inverse_factor, proxy_loss, round_columns
+from paceline.quantize.gptq import Elimination, Problem, inverse_factor, proxy_loss, round_columns
 from paceline.quantize.grid import Grid, range_grid
 from paceline.quantize.scheme import Scheme
 
@@ -43,7 +43,7 @@ def test_every_block_size_gives_the_textbook_codes(block: int, seed: int) -> Non
     grid = range_grid(W, SCHEME, 32)
     expected = textbook(W.astype(np.float64), H, grid)
     # Codes are whole numbers: a slice that is corrected twice, or not at all, changes hundreds of them.
-    np.testing.assert_array_equal(round_columns(W.astype(np.float64), H, grid, block=block), expected)
+    np.testing.assert_array_equal(round_columns(W.astype(np.float64), Elimination.of(H), grid, block=block), expected)
 
 
 def test_the_loss_is_below_that_of_rounding() -> None:
@@ -53,7 +53,7 @@ def test_the_loss_is_below_that_of_rounding() -> None:
         grid = range_grid(W, SCHEME, 32)
         exact = W.astype(np.float64)
         rounded = proxy_loss(exact, grid.values(grid.codes(W)), H)
-        assert proxy_loss(exact, grid.values(round_columns(exact, H, grid)), H) < 0.7 * rounded
+        assert proxy_loss(exact, grid.values(round_columns(exact, Elimination.of(H), grid)), H) < 0.7 * rounded
 
 
 def test_without_correlation_it_is_rounding() -> None:
@@ -61,7 +61,7 @@ def test_without_correlation_it_is_rounding() -> None:
     W = rng.standard_normal((6, 64)).astype(np.float32)
     H = np.diag(rng.uniform(1, 9, 64))
     grid = range_grid(W, SCHEME, 32)
-    np.testing.assert_array_equal(round_columns(W.astype(np.float64), H, grid), grid.codes(W))
+    np.testing.assert_array_equal(round_columns(W.astype(np.float64), Elimination.of(H), grid), grid.codes(W))
 
 
 def test_the_factor_is_of_the_inverse() -> None:
@@ -71,12 +71,23 @@ def test_the_factor_is_of_the_inverse() -> None:
     np.testing.assert_allclose(U.T @ U @ H, np.eye(40), atol=1e-6)
 
 
+def test_importance_is_the_least_cost_of_an_error() -> None:
+    """Move one weight by 1 and the others freely: the least e H e^T."""
+    _, H = problem(np.random.default_rng(4), inputs=12)
+    importance = Elimination.of(H).importance()
+    for column in range(12):
+        others = [other for other in range(12) if other != column]
+        e = np.ones(12)
+        e[others] = -np.linalg.solve(H[np.ix_(others, others)], H[others, column])
+        assert importance[column] == pytest.approx(e @ H @ e, rel=1e-6)
+
+
 def test_dead_inputs_do_not_break_the_factor_and_keep_their_nearest_codes() -> None:
     W, H = problem(np.random.default_rng(1))
     H[:, 5] = H[5] = 0
     damped = Problem(W, H).damped()
     grid = range_grid(W, SCHEME, 32)
-    codes = round_columns(W.astype(np.float64), damped, grid)
+    codes = round_columns(W.astype(np.float64), Elimination.of(damped), grid)
     np.testing.assert_array_equal(codes[:, 5], grid.codes(W)[:, 5])
 
 

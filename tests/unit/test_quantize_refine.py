@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.quantize.gptq import Problem, proxy_loss, round_columns
+from paceline.quantize.gptq import Elimination, Problem, proxy_loss, round_columns
 from paceline.quantize.grid import Grid, range_grid
 from paceline.quantize.refine import refine
 from paceline.quantize.scheme import Scheme
@@ -18,7 +18,7 @@ def start(seed: int, *, symmetric: bool = False, bits: int = 3) -> tuple[np.ndar
     H = Problem(W, X @ X.T).damped()
     grid = range_grid(W, Scheme("gptq", bits, 64, symmetric), 64)
     exact = W.astype(np.float64)
-    return exact, H, round_columns(exact, H, grid), grid
+    return exact, H, round_columns(exact, Elimination.of(H), grid), grid
 
 
 def plain_sweep(W: np.ndarray, H: np.ndarray, codes: np.ndarray, grid: Grid) -> np.ndarray:

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='text, or .jsonl with "text" or "messages" a line (default: a text of Paceline\'s own)',
     )
-    how.add_argument("--calibration-tokens", type=positive, metavar="N", help="tokens of it (default 32768)")
+    how.add_argument("--calibration-tokens", type=positive, metavar="N", help="most tokens of it (default 16384)")
     how.add_argument("--seed", type=int, metavar="N", help="which parts of it, and in what order (default 0)")
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -108,7 +108,7 @@ def execute(args: argparse.Namespace) -> int:
     before, after = (sum(file.stat().st_size for file in files) for files in (checkpoint.files, _files(args.out)))
     seconds = time.monotonic() - started_s
     print(f"\n{args.out}: {_megabytes(after)}, from {_megabytes(before)}, in {seconds:.0f} s")
-    print(f"what it costs: paceline eval {args.out} --reference {args.model}")
+    print(f"what it costs: paceline eval {args.out} --reference {args.model}:f32")
     return 0
 
 

@@ -24,7 +24,8 @@ from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
 SEQUENCE_TOKENS = 512
-DEFAULT_TOKENS = 32768
+DEFAULT_TOKENS = 16384
+"""The built-in text has fewer: with SmolLM2's tokenizer 11,800."""
 SMALLEST_TOKENS = 128
 """Fewer say too little about a layer with hundreds of inputs."""
 

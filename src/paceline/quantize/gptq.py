@@ -62,15 +62,34 @@ def inverse_factor(H: Doubles) -> Doubles:
     return np.asarray(np.triu(np.linalg.inv(L)[::-1, ::-1]))
 
 
-def round_columns(W: Floats, H: Doubles, grid: Grid, *, block: int = BLOCK) -> Table:
-    """Codes [N, K] of GPTQ for weights W and damped H, in the precision of W. ``block`` changes the speed and not the
-    result, but for rounding.
+@dataclass(frozen=True)
+class Elimination:
+    """The order in which columns are rounded, and U for columns in that order."""
+
+    order: NDArray[np.intp]
+    U: Doubles
+
+    @classmethod
+    def of(cls, H: Doubles) -> Elimination:
+        """Of a damped H."""
+        order = np.argsort(-np.diagonal(H), kind="stable")
+        return cls(order, inverse_factor(H[np.ix_(order, order)]))
+
+    def importance(self) -> Doubles:
+        """1 / (H^-1)_kk [K]: what an error of one weight costs when all others make up for it as well as they can."""
+        importance = np.empty(len(self.U))
+        importance[self.order] = 1 / np.einsum("ik,ik->k", self.U, self.U)
+        return importance
+
+
+def round_columns(W: Floats, elimination: Elimination, grid: Grid, *, block: int = BLOCK) -> Table:
+    """Codes [N, K] of GPTQ for weights W, in the precision of W. ``block`` changes the speed and not the result, but
+    for rounding.
 
     Errors of a block's columns go to its later columns at once and to those after the block together, in one product.
     Arrays are transposed, so that a column lies in one piece of memory.
     """
-    order = np.argsort(-np.diagonal(H), kind="stable")
-    U = inverse_factor(H[np.ix_(order, order)]).astype(W.dtype)
+    order, U = elimination.order, elimination.U.astype(W.dtype)
     rest: Any = np.ascontiguousarray(W.T[order])
     scale, zero = (part.T.astype(W.dtype) for part in (grid.scale, grid.zero))
     codes = np.empty(rest.shape, np.float32)
@@ -91,7 +110,12 @@ def round_columns(W: Floats, H: Doubles, grid: Grid, *, block: int = BLOCK) -> T
     return np.ascontiguousarray(codes.T)
 
 
+def row_losses(W: Floats, values: Table, H: Doubles) -> Doubles:
+    """The loss of each output [N]: the diagonal of (W - Ŵ) H (W - Ŵ)^T."""
+    error = (W - values).astype(np.float64)
+    return np.asarray(np.einsum("nk,nk->n", error @ H, error))
+
+
 def proxy_loss(W: Floats, values: Table, H: Doubles) -> float:
     """tr((W - Ŵ) H (W - Ŵ)^T)."""
-    error = W - values
-    return float(np.einsum("nk,nk->", error @ H, error))
+    return float(row_losses(W, values, H).sum())

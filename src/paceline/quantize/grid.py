@@ -48,6 +48,11 @@ class Grid:
         grouped = codes.reshape(len(codes), -1, self.group)
         return ((grouped - self.zero[:, :, None]) * self.scale[:, :, None]).reshape(codes.shape)
 
+    def with_rows(self, chosen: NDArray[np.bool_], other: Grid) -> Grid:
+        """This grid with the rows that are ``chosen`` [N] from another."""
+        scale = np.where(chosen[:, None], other.scale, self.scale)
+        return Grid(scale, np.where(chosen[:, None], other.zero, self.zero), self.group, self.highest_code)
+
     def matrix(self, codes: Table, scheme: Scheme) -> QuantizedMatrix:
         """The codes with their grid, as files hold them."""
         scale = self.scale if scheme.per_token else self.scale.astype(np.float16)

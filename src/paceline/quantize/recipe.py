@@ -1,8 +1,9 @@
 """How a stage's matrices become codes: rounding to nearest, GPTQ, GPTAQ, and the best that is known here.
 
 The best joins, in this order: what is to be met are the original's outputs and its residual stream (GPTAQ,
-``moments``), a search over the ranges of each group weighted by the diagonal of H, GPTQ, and coordinate descent over
-codes, scales and zero points. What each is worth stands in docs/LOG.md.
+``moments``), a search over the ranges of each group, GPTQ with these and with the whole ranges, of which every row
+keeps what loses less, and coordinate descent over codes, scales and zero points. What each is worth stands in
+docs/LOG.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.quantize.gptq import DAMPING, Problem, round_columns
+from paceline.quantize.gptq import DAMPING, Elimination, Problem, round_columns, row_losses
 from paceline.quantize.grid import Grid, Table, range_grid, searched_grid
 from paceline.quantize.moments import Moments
 from paceline.quantize.refine import refine
@@ -32,8 +33,8 @@ class Recipe:
 
     ``asymmetric``: meet the original's outputs, given the quantised model's inputs, or go ``strength`` of the way from
     the matrix's own outputs there; with it ``follow_residual``: also make up for what the residual stream lacks, and
-    ``weigh_tokens``: errors count relative to the residual stream. ``search``: grids by search instead of the groups'
-    ranges. ``sweeps`` of coordinate descent afterwards.
+    ``weigh_tokens``: errors count relative to the residual stream. ``search``: grids by search where that is better.
+    ``sweeps`` of coordinate descent afterwards.
     """
 
     asymmetric: bool = False
@@ -87,8 +88,15 @@ def quantize_together(
     H = problem.damped(recipe.damping)
     W = problem.target(H)
     single = W.astype(np.float32)
-    grid = searched_grid(single, scheme, group, np.diagonal(H)) if recipe.search else range_grid(single, scheme, group)
-    codes = round_columns(single, H, grid)
+    elimination = Elimination.of(H)
+    grid = range_grid(single, scheme, group)
+    codes = round_columns(single, elimination, grid)
+    if recipe.search:
+        searched = searched_grid(single, scheme, group, elimination.importance())
+        other = round_columns(single, elimination, searched)
+        worse = row_losses(W, grid.values(codes), H) > row_losses(W, searched.values(other), H)
+        codes = np.where(worse[:, None], other, codes)
+        grid = grid.with_rows(worse, searched)
     if recipe.sweeps:
         codes, grid = refine(
             single, H, codes, grid, sweeps=recipe.sweeps, symmetric=scheme.symmetric, f16_scales=not scheme.per_token
