@@ -117,10 +117,12 @@ struct I8C {
 };
 
 struct BF16 {
-  static constexpr size_t kGroupBytes = 64;  // inputs 2g (low halves) and 2g+1 (high halves)
+  static constexpr int kRuns = 1;
+  static constexpr size_t kRunBytes = 64;  // inputs 2g (low halves) and 2g+1 (high halves)
+  static constexpr size_t kScaleBytes = 0;
   template <int M>
-  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
-                                                       F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, const uint8_t*, int g, const Activations& in,
+                                                       int row, F32x16 (&acc)[M]) {
     const I32x16 pair = load(reinterpret_cast<const int32_t*>(p));
     const F32x16 even = from_bits(shift_left<16>(pair));
     const F32x16 odd = from_bits(pair & set1(static_cast<int32_t>(0xffff0000u)));
@@ -131,10 +133,12 @@ struct BF16 {
 };
 
 struct F16 {
-  static constexpr size_t kGroupBytes = 32;
+  static constexpr int kRuns = 1;
+  static constexpr size_t kRunBytes = 32;
+  static constexpr size_t kScaleBytes = 0;
   template <int M>
-  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
-                                                       F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, const uint8_t*, int g, const Activations& in,
+                                                       int row, F32x16 (&acc)[M]) {
     const F32x16 w = load_f16(reinterpret_cast<const uint16_t*>(p));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
     unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
@@ -142,75 +146,65 @@ struct F16 {
 };
 
 struct F32 {
-  static constexpr size_t kGroupBytes = 64;
+  static constexpr int kRuns = 1;
+  static constexpr size_t kRunBytes = 64;
+  static constexpr size_t kScaleBytes = 0;
   template <int M>
-  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, int g, const Activations& in, int row,
-                                                       F32x16 (&acc)[M]) {
+  [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, const uint8_t*, int g, const Activations& in,
+                                                       int row, F32x16 (&acc)[M]) {
     const F32x16 w = load(reinterpret_cast<const float*>(p));
     const float* x = in.x + static_cast<size_t>(row) * static_cast<size_t>(in.x_stride) + g;
     unroll<M>([&](auto m) PL_INLINE { acc[m] = fma(w, set1(x[m * in.x_stride]), acc[m]); });
   }
 };
 
-template <class Format>
-constexpr bool kIsFloat = false;
-template <>
-constexpr bool kIsFloat<BF16> = true;
-template <>
-constexpr bool kIsFloat<F16> = true;
-template <>
-constexpr bool kIsFloat<F32> = true;
-
-// acc[m] = the tile times row m, of an integer format.
-template <class Format, int M>
-[[gnu::always_inline]] inline void multiply_integers(const Matrix& w, const uint8_t* tile, const Activations& in,
-                                                     int row, F32x16 (&out)[M]) {
-  F32x16 acc[M];  // not `out`: what a reference may alias is stored after every group
-  unroll<M>([&](auto m) PL_INLINE { acc[m] = zero_f32(); });
-  const int runs = Format::kRuns != 0 ? Format::kRuns : w.group / kActGroup;
-  const uint8_t* p = tile;
-  int g = 0;
-  for (int group = 0; group < w.num_groups; ++group) {
-    const uint8_t* scales = p + static_cast<size_t>(runs) * Format::kRunBytes;
-    for (; p != scales; p += Format::kRunBytes, ++g) {
-      Format::template accumulate<M>(p, scales, g, in, row, acc);
-      // On 16 registers the integer sums of a group need them all; keep the float sums in memory meanwhile, which is one load and one
-      // store a group, rather than let the compiler choose what to spill in the innermost loop.
-      if constexpr (kRows == 4 && M > 2) __asm__ volatile("" : "+m"(acc));
-    }
-    p += Format::kScaleBytes;
-  }
-  unroll<M>([&](auto m) PL_INLINE { out[m] = acc[m]; });
-}
-
 // out[t][m] = tile t times row m, for T neighbouring tiles: several tiles at once give a single row of float weights enough independent
 // chains.
 template <class Format, int T, int M>
-[[gnu::noinline]] void multiply_tiles(const Matrix& w, int first, const Activations& in, int row, F32x16 (&out)[T][M]) {
-  const uint8_t* tile = w.data + static_cast<size_t>(first) * w.tile_bytes;
-  if constexpr (!kIsFloat<Format>) {
+[[gnu::noinline]] void multiply_tiles(const uint8_t* tile, size_t tile_bytes, int num_groups, int runs,
+                                      const Activations& in, int row, F32x16 (&out)[T][M]) {
+  if constexpr (std::is_same_v<Format, I8C>) {
     static_assert(T == 1);
-    if constexpr (std::is_same_v<Format, I8C>)
-      I8C::multiply<M>(tile, w.num_groups, in, row, out[0]);
-    else
-      multiply_integers<Format, M>(w, tile, in, row, out[0]);
+    I8C::multiply<M>(tile, num_groups, in, row, out[0]);
+    return;
   } else {
-    F32x16 acc[T][M];
-    unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) PL_INLINE { acc[t][m] = zero_f32(); }); });
-    for (int g = 0; g < w.num_groups; ++g)
-      unroll<T>([&](auto t) PL_INLINE {
-        Format::template accumulate<M>(
-            tile + static_cast<size_t>(t) * w.tile_bytes + static_cast<size_t>(g) * Format::kGroupBytes, g, in, row,
-            acc[t]);
-      });
-    unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) PL_INLINE { out[t][m] = acc[t][m]; }); });
+    F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after every group
+    unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
+    // On 16 registers the integer sums of a run need them all; keep the float sums in memory meanwhile, which is one load and one store a
+    // run, rather than let the compiler choose what to spill in the innermost loop.
+    constexpr bool kInMemory = kRows == 4 && M > 2 && Format::kRunBytes > 64;
+    if constexpr (Format::kRuns == 1) {
+      constexpr size_t kGroupBytes = Format::kRunBytes + Format::kScaleBytes;
+      for (int g = 0; g < num_groups; ++g)
+        unroll<T>([&](auto t) PL_INLINE {
+          const uint8_t* p = tile + static_cast<size_t>(t) * tile_bytes + static_cast<size_t>(g) * kGroupBytes;
+          Format::template accumulate<M>(p, p + Format::kRunBytes, g, in, row, acc[t]);
+          if constexpr (kInMemory) __asm__ volatile("" : "+m"(acc[t]));
+        });
+    } else {
+      static_assert(T == 1);
+      const size_t group_bytes = static_cast<size_t>(runs) * Format::kRunBytes + Format::kScaleBytes;
+      for (int group = 0, g = 0; group < num_groups; ++group, tile += group_bytes)
+        for (int run = 0; run < runs; ++run, ++g) {
+          Format::template accumulate<M>(tile + static_cast<size_t>(run) * Format::kRunBytes,
+                                         tile + group_bytes - Format::kScaleBytes, g, in, row, acc[0]);
+          if constexpr (kInMemory) __asm__ volatile("" : "+m"(acc[0]));
+        }
+    }
+    unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { out[t][m] = acc[t][m]; }); });
   }
+}
+
+template <class Format, int T, int M>
+inline void multiply(const Matrix& w, int tile, const Activations& in, int row, F32x16 (&out)[T][M]) {
+  multiply_tiles<Format, T, M>(w.data + static_cast<size_t>(tile) * w.tile_bytes, w.tile_bytes, w.num_groups,
+                               w.group / kActGroup, in, row, out);
 }
 
 template <class Format, int T, int M>
 inline void linear_block(const Matrix& w, const Activations& in, int row, int tile, const LinearOut& to) {
   F32x16 acc[T][M];
-  multiply_tiles<Format, T, M>(w, tile, in, row, acc);
+  multiply<Format>(w, tile, in, row, acc);
   unroll<T>([&](auto t) PL_INLINE {
     const int column = (tile + t) * kTile;
     unroll<M>([&](auto m) PL_INLINE {
@@ -254,7 +248,7 @@ inline void for_row_chunks(int rows, Chunk&& chunk) {
 template <class Format>
 void linear_of(const Matrix& w, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut& to) {
   int tile = tile_begin;
-  if constexpr (kIsFloat<Format>) {  // a lone row would wait for one chain of multiply-adds
+  if constexpr (Format::kRunBytes <= 64) {  // float formats: a lone row would wait for one chain of multiply-adds
     if (rows == 1)
       for (; tile + 4 <= tile_end; tile += 4) linear_block<Format, 4, 1>(w, in, 0, tile, to);
   }
@@ -311,8 +305,8 @@ void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int
             continue;
           }
           F32x16 g[1][M], u[1][M];
-          multiply_tiles<Gate, 1, M>(gate, tile, in, row, g);
-          multiply_tiles<Up, 1, M>(up, tile, in, row, u);
+          multiply<Gate>(gate, tile, in, row, g);
+          multiply<Up>(up, tile, in, row, u);
           unroll<M>([&](auto m) PL_INLINE { h[t][m] = silu(g[0][m]) * u[0][m]; });
         }
         unroll<M>([&](auto m) PL_INLINE {
