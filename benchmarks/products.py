@@ -1,6 +1,6 @@
 """How fast the product of each packed format is: many rows (a prompt) and one (a decode step), on random weights.
 
-Formats take turns, and the fastest of many short runs of each counts, so that other work on the machine disturbs little.
+Formats take turns, and the fastest of many short runs of each counts, so that other work disturbs little.
 """
 
 from __future__ import annotations

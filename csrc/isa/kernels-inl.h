@@ -9,6 +9,10 @@
 
 #include "kernels/dot-inl.h"
 
+#include "kernels/product-inl.h"
+
+#include "kernels/channel-inl.h"
+
 #include "kernels/linear-inl.h"
 
 #include "kernels/embed-inl.h"
