@@ -3,8 +3,8 @@
 // Lanes are outputs; runs of 32 inputs (16 of i8 in groups of 16) are taken in order. Per run and row: an exact int32 dot product, then
 //   acc = fma(dot, weight scale * activation scale, acc)      and, with minima,      acc = fma(min, activation scale * sum(q), acc).
 // Zero points, and the 8 of u4 without an offset, are taken off the dot product: dot - z * sum(q), by one fma that is exact, since |dot|
-// and |z * sum(q)| are at most 255 * 32 * 127 < 2^20 and so is every partial result: no float of 24 bits is rounded. So groups of 64 and 128
-// do the arithmetic of groups of 32 whose scales are equal, to the bit.
+// and |z * sum(q)| are at most 255 * 32 * 127 < 2^20, their difference is below 2^21, and a float holds integers to 2^24. So groups of 64
+// and 128 do the arithmetic of groups of 32 whose scales are equal, to the bit.
 // i8c: the sum of all inputs is one int32, and y = sum * (weight scale * activation scale).
 // A tile's weights are read once for kRows rows; further rows find them in the first-level cache. Bytes per weight are those of the
 // packed format; operations per weight and row on AVX2 about 1/8 instruction (u4).
@@ -169,8 +169,7 @@ template <class Format, int T, int M>
     I8C::multiply<M>(tile, num_groups, in, row, out[0]);
     return;
   } else {
-    F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after
-                       // every group
+    F32x16 acc[T][M];  // not `out`: what a reference may alias is stored after every group
     unroll<T>([&](auto t) PL_INLINE { unroll<M>([&](auto m) { acc[t][m] = zero_f32(); }); });
     // On 16 registers the integer sums of a run need them all; keep the float sums in memory meanwhile, which is one load and one store a
     // run, rather than let the compiler choose what to spill in the innermost loop.
