@@ -27,6 +27,11 @@ RecipeName = Literal["plain", "gptaq", "best"]
 RECIPES: tuple[RecipeName, ...] = ("best", "gptaq", "plain")
 
 
+STRENGTH = 0.25
+"""The whole way fits calibration tokens and not others: SmolLM2 with six layers quantised from 8,192 tokens, mean KL
+0.048 at 1, 0.039 at 0.25, 0.041 at 0."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Steps beyond rounding column by column.
@@ -51,8 +56,8 @@ class Recipe:
         if name == "plain":
             return cls()
         if name == "gptaq":
-            return cls(asymmetric=True)
-        return cls(asymmetric=True, follow_residual=True, weigh_tokens=True, search=True, sweeps=3)
+            return cls(asymmetric=True, strength=STRENGTH)
+        return cls(asymmetric=True, strength=STRENGTH, follow_residual=True, weigh_tokens=True, search=True, sweeps=3)
 
 
 @dataclass(frozen=True)
