@@ -18,7 +18,7 @@ RUNTIME := $(VENV)/runtime-$(call hash,$(SETUP))
 TEST_TOOLS := $(VENV)/test-$(call hash,$(SETUP))
 INTERCHANGE := $(VENV)/interchange
 # What GPTQModel imports; it asks for more, and for other releases than the tests have.
-PACKERS_NEED := accelerate datasets defuser device-smi logbar pypcre threadpoolctl tokenicer torchao
+PACKERS_NEED := accelerate datasets defuser device-smi logbar pillow pypcre threadpoolctl tokenicer torchao
 INTERCHANGE_TOOLS := $(INTERCHANGE)/tools-$(call hash,$(SETUP))
 DEV_TOOLS := $(VENV)/dev-$(call hash,$(SETUP))
 INSTALLED := $(VENV)/installed-$(shell (echo $(SOURCES); cat $(SOURCES) 2>/dev/null) | cksum | tr -d ' ')
