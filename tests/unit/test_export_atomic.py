@@ -162,6 +162,16 @@ def test_other_things_are_never_removed(tmp_path: Path) -> None:
     for out in (tmp_path / "source", tmp_path / "source" / ".." / "source", tmp_path):
         with pytest.raises(OutputError, match="would be lost"):
             check_output(out, force=True, source=tmp_path / "source")
+    # A file of the source is not the source, and yet the source is lost with it.
+    with pytest.raises(OutputError, match="would be lost"):
+        check_output(tmp_path / "source" / "model.safetensors", force=True, source=tmp_path / "source")
+    # A project with a config.json, and one that keeps a model and letters.
+    (tmp_path / "letters" / "config.json").write_text("{}")
+    make(tmp_path / "mixed", b"old")
+    (tmp_path / "mixed" / "src").mkdir()
+    for name in ("letters", "mixed"):
+        with pytest.raises(OutputError, match="other things than a model"):
+            check_output(tmp_path / name, force=True)
     (tmp_path / "empty").mkdir()
     check_output(tmp_path / "empty", force=True)
     check_output(tmp_path / "source" / "inside", force=False, source=tmp_path / "source")

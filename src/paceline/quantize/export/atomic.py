@@ -32,17 +32,26 @@ _RENAME_EXCHANGE = 2
 
 def check_output(out: Path, *, force: bool, source: Path | None = None) -> None:
     """OutputError when a model made from ``source`` may not be written to ``out``: it exists and ``force`` is not
-    given, it is no model but a directory with other things, or it is (or holds) the source.
+    given, it is no model but a directory with other things, or it is the source, holds it, or is a file of it.
     """
     target = out.resolve()
-    if source is not None and (target == source.resolve() or target in source.resolve().parents):
+    kept = None if source is None else source.resolve()
+    lost = (target, target.parent) if target.is_file() else (target,)
+    if kept is not None and (kept in lost or target in kept.parents):
         raise OutputError(out, f"the model that it is made from ({source}) would be lost: choose another place")
     if not target.exists():
         return
     if not force:
         raise OutputError(out, "exists: choose another place, or give --force to replace it")
-    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").is_file():
+    if target.is_dir() and any(target.iterdir()) and not _is_model(target):
         raise OutputError(out, "is a directory with other things than a model: remove it yourself, or choose another")
+
+
+def _is_model(directory: Path) -> bool:
+    """Whether it holds what writers make: config.json, safetensors, and no directories. Many a project that is no model
+    has a config.json."""
+    has_weights = any(path.suffix == ".safetensors" for path in directory.iterdir())
+    return (directory / "config.json").is_file() and has_weights and not any(p.is_dir() for p in directory.iterdir())
 
 
 def write_atomically(
