@@ -12,7 +12,18 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.errors import UnsupportedError
-from paceline.measure.quality.chart import Chart, Point, chart_of, draw_page, draw_png, draw_svg, round_ticks
+from paceline.measure.quality.chart import (
+    Chart,
+    Point,
+    Text,
+    chart_of,
+    draw_page,
+    draw_png,
+    draw_svg,
+    round_ticks,
+    shapes,
+    shortened,
+)
 from paceline.measure.quality.report import report_of
 
 
@@ -75,6 +86,22 @@ def test_points_lie_where_their_values_are() -> None:
     assert svg.count('class="reach"') == 2, "no interval, no bar"
 
 
+def test_long_names_stay_inside_and_cover_no_other() -> None:
+    """By the width that a letter has in the fonts of browsers and of matplotlib, 6 pixels on average."""
+    name = "out/some-where/a-model-with-a-rather-long-name-gptq-w4-g64-asym"
+    crowd = [model(f"{name}-{size}", size * 10**7, 0.004) for size in (8, 9, 10, 30, 31, 54)]
+    found = evaluation(*crowd) | {"text": "texts/" + "long" * 30 + ".txt"}
+    texts = [shape for shape in shapes(chart_of(found)) if isinstance(shape, Text)]
+    assert all(shape.x + 6 * len(shape.text) <= 720 for shape in texts if shape.kind in ("", "faint"))
+    labels = [shape for shape in texts if shape.kind == ""]
+    assert [label.text[-2:] for label in labels] == ["-8", "-9", "10", "30", "31", "54"]
+    for at, one in enumerate(labels):
+        for other in labels[at + 1 :]:
+            assert abs(one.y - other.y) >= 14 or one.x + 6 * len(one.text) < other.x
+    assert shortened("abcdefghij", 10) == "abcdefghij"
+    assert shortened("abcdefghijk", 10) == "abc…fghijk"
+
+
 def test_without_a_reference_it_is_perplexity() -> None:
     chart = chart_of(evaluation(model("a", 10**8, None), model("b", 3 * 10**8, None), compared=False))
     assert "perplexity" in chart.y_title
@@ -124,7 +151,7 @@ def test_speeds_are_columns_where_they_were_measured() -> None:
 def test_png_is_drawn_by_matplotlib(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plot.png"
-    draw_png(chart_of(evaluation(*MODELS)), path)
+    draw_png(chart_of(evaluation(*MODELS, model("$x^$", 90_000_000, 0.01))), path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -139,3 +166,5 @@ def test_png_without_matplotlib_is_an_error_before_anything_is_loaded(
     assert "paceline[eval]" in capsys.readouterr().err
     assert main(["eval", "no-such-model", "--plot", "plot.jpg"]) == 2
     assert ".png, .html or .svg" in capsys.readouterr().err
+    assert main(["eval", "no-such-model", "--plot", str(tmp_path / "nowhere" / "plot.svg")]) == 2
+    assert "a directory that exists" in capsys.readouterr().err

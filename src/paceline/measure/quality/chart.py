@@ -15,6 +15,9 @@ _SIZE = (720, 440)
 _MARGIN = (70, 84, 190, 54)
 """Left, top, right (labels of the largest models), bottom."""
 _LABEL_HEIGHT = 15
+_CHARACTER_WIDTH = 6.6
+"""Of a label, on average, rather too much than too little: nobody measures text here."""
+_LABEL_CHARACTERS = 44
 
 _STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; max-width: 100%; height: auto }
@@ -37,6 +40,36 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """From one place to another, in pixels; ``kind`` is a class of ``_STYLE``, as in the other shapes."""
+
+    kind: str
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+
+
+@dataclass(frozen=True)
+class Dot:
+    """Around a place."""
+
+    kind: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Text:
+    """On a base line that begins, ends ("end") or has its middle ("middle") at a place."""
+
+    kind: str
+    x: float
+    y: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -74,18 +107,18 @@ def chart_of(document: Mapping[str, Any]) -> Chart:
         low, high = model[f"{name}_ci"] or (None, None)
         points.append(Point(model["model"], model["bytes"] / 1e6, model[name], low, high))
     tokens = document["models"][0]["tokens"]
-    reference = f", reference {document['reference']['model']}" if compared else ""
+    reference = f", reference {shortened(document['reference']['model'], 28)}" if compared else ""
     return Chart(
         title="Quality and size",
-        note=f"{tokens:,} tokens of {document['text']}{reference}; bars: 95 % intervals",
+        note=f"{tokens:,} tokens of {shortened(document['text'], 36)}{reference}; bars: 95 % intervals",
         y_title="mean KL, nats a token (lower is better)" if compared else "perplexity (lower is better)",
         points=points,
         is_log=compared,
     )
 
 
-def draw_svg(chart: Chart) -> str:
-    """The chart as an SVG document."""
+def shapes(chart: Chart) -> list[Line | Dot | Text]:
+    """What the chart consists of, in the order in which it is drawn, on an area of ``_SIZE``."""
     width, height = _SIZE
     left, top, right, bottom = _MARGIN
     x_ticks, y_ticks = chart.x_ticks(), chart.y_ticks()
@@ -101,29 +134,46 @@ def draw_svg(chart: Chart) -> str:
             low, high = y_ticks[0], y_ticks[-1]
         return height - bottom - (height - top - bottom) * (value - low) / (high - low)
 
+    found: list[Line | Dot | Text] = [
+        Text("heading", left, 26, chart.title),
+        Text("faint", left, 44, chart.note),
+        Text("faint", 6, top - 16, chart.y_title),
+    ]
+    for tick in y_ticks:
+        found.append(Line("grid", left, y_of(tick), width - right, y_of(tick)))
+        found.append(Text("faint end", left - 6, y_of(tick) + 4, f"{tick:g}"))
+    for tick in x_ticks:
+        unit = " MB" if tick == x_ticks[-1] else ""
+        found.append(Text("faint middle", x_of(tick), height - bottom + 18, f"{tick:g}{unit}"))
+    places = [(x_of(point.x), y_of(point.y)) for point in chart.points]
+    labels = [_label(point.label, x + 13) for point, (x, _) in zip(chart.points, places, strict=True)]
+    heights = _label_heights(places, labels)
+    for point, (x, y), label, label_y in zip(chart.points, places, labels, heights, strict=True):
+        if point.low is not None and point.high is not None:
+            found.append(Line("reach", x, y_of(point.low), x, y_of(point.high)))
+        if abs(label_y - y) > 2:
+            found.append(Line("leader", x, y, x + 11, label_y))
+        found.append(Dot("point", x, y))
+        found.append(Text("", x + 13, label_y + 4, label))
+    return found
+
+
+def draw_svg(chart: Chart) -> str:
+    """The chart as an SVG document."""
+    width, height = _SIZE
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
         f"<style>{_STYLE}</style>",
-        f'<text class="heading" x="{left}" y="26">{escape(chart.title)}</text>',
-        f'<text class="faint" x="{left}" y="44">{escape(chart.note)}</text>',
-        f'<text class="faint" x="6" y="{top - 16}">{escape(chart.y_title)}</text>',
     ]
-    for tick in y_ticks:
-        parts.append(f'<path class="grid" d="M{left} {y_of(tick):.1f}H{width - right}"/>')
-        parts.append(f'<text class="faint end" x="{left - 6}" y="{y_of(tick) + 4:.1f}">{tick:g}</text>')
-    for tick in x_ticks:
-        unit = " MB" if tick == x_ticks[-1] else ""
-        parts.append(
-            f'<text class="faint middle" x="{x_of(tick):.1f}" y="{height - bottom + 18}">{tick:g}{unit}</text>'
-        )
-    places = [(x_of(point.x), y_of(point.y)) for point in chart.points]
-    for point, (x, y), label_y in zip(chart.points, places, _label_heights(places), strict=True):
-        if point.low is not None and point.high is not None:
-            parts.append(f'<path class="reach" d="M{x:.1f} {y_of(point.low):.1f}V{y_of(point.high):.1f}"/>')
-        if abs(label_y - y) > 2:
-            parts.append(f'<path class="leader" d="M{x:.1f} {y:.1f}L{x + 11:.1f} {label_y:.1f}"/>')
-        parts.append(f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        parts.append(f'<text x="{x + 13:.1f}" y="{label_y + 4:.1f}">{escape(point.label)}</text>')
+    for shape in shapes(chart):
+        kind = f'class="{shape.kind}" ' if shape.kind else ""
+        match shape:
+            case Line():
+                parts.append(f'<path {kind}d="M{shape.x:.1f} {shape.y:.1f}L{shape.to_x:.1f} {shape.to_y:.1f}"/>')
+            case Dot():
+                parts.append(f'<circle {kind}cx="{shape.x:.1f}" cy="{shape.y:.1f}" r="4"/>')
+            case Text():
+                parts.append(f'<text {kind}x="{shape.x:.1f}" y="{shape.y:.1f}">{escape(shape.text)}</text>')
     return "\n".join([*parts, "</svg>"])
 
 
@@ -170,26 +220,31 @@ def draw_png(chart: Chart, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.2), dpi=120, layout="constrained")
+    width, height = _SIZE
+    figure = Figure(figsize=(width / 100, height / 100), dpi=200)
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    y_ticks = chart.y_ticks()
-    if chart.is_log:
-        axes.set_yscale("log")
-    axes.set_xlim(chart.x_ticks()[0], chart.x_ticks()[-1])
-    axes.set_ylim(y_ticks[0], y_ticks[-1])
-    axes.set_yticks(y_ticks, [f"{tick:g}" for tick in y_ticks])
-    axes.minorticks_off()
-    axes.grid(axis="y", color="0.9")
-    for point in chart.points:
-        y = max(point.y, y_ticks[0])
-        if point.low is not None and point.high is not None:
-            axes.vlines(point.x, max(point.low, y_ticks[0]), point.high, color="#2563a8")
-        axes.plot(point.x, y, "o", color="#2563a8")
-        axes.annotate(point.label, (point.x, y), xytext=(7, -3), textcoords="offset points", fontsize=8)
-    axes.set_xlabel("weights in memory, MB")
-    axes.set_ylabel(chart.y_title)
-    axes.set_title(f"{chart.title}\n{chart.note}", fontsize=9, loc="left")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    colours = {"grid": "#e3e3e3", "reach": "#2563a8", "leader": "#bbbbbb", "point": "#2563a8", "faint": "#777777"}
+    for order, shape in enumerate(shapes(chart)):
+        first, _, where = shape.kind.partition(" ")
+        colour = colours.get(first, "#333333")
+        match shape:
+            case Line():
+                axes.plot([shape.x, shape.to_x], [shape.y, shape.to_y], color=colour, linewidth=0.8, zorder=order)
+            case Dot():
+                axes.plot(shape.x, shape.y, "o", color=colour, markersize=5.5, markeredgewidth=0, zorder=order)
+            case Text():
+                align = {"end": "right", "middle": "center"}.get(where, "left")
+                is_heading = first == "heading"
+                points, weight = (11.5, "bold") if is_heading else (8.2, "normal")
+                # As it stands: a dollar in a name begins no formula.
+                axes.text(
+                    shape.x, shape.y, shape.text, color=colour, fontsize=points, fontweight=weight, ha=align,
+                    va="baseline", zorder=order, parse_math=False,
+                )  # fmt: skip
     figure.savefig(path)
 
 
@@ -202,13 +257,31 @@ def round_ticks(low: float, high: float) -> list[float]:
     return [round(step * at, 12) for at in range(first, max(last, first + 1) + 1)]
 
 
-def _label_heights(places: Sequence[tuple[float, float]]) -> list[float]:
+def shortened(text: str, most: int) -> str:
+    """``text`` in at most so many characters, its middle left out where it is longer."""
+    if len(text) <= most:
+        return text
+    head = most // 3
+    return f"{text[:head]}…{text[len(text) - (most - head - 1) :]}"
+
+
+def _label(text: str, x: float) -> str:
+    """What of a label fits between ``x`` and the right edge."""
+    return shortened(text, min(_LABEL_CHARACTERS, int((_SIZE[0] - x) / _CHARACTER_WIDTH)))
+
+
+def _label_heights(places: Sequence[tuple[float, float]], labels: Sequence[str]) -> list[float]:
     """Heights of the labels beside points, each moved down where it would lie on one that is set already."""
     heights: dict[int, float] = {}
+
+    def overlap(one: int, other: int) -> bool:
+        """Whether they share a column of pixels."""
+        left, right = sorted((one, other), key=lambda at: places[at][0])
+        return places[right][0] - places[left][0] < 13 + len(labels[left]) * _CHARACTER_WIDTH
+
     for at in sorted(range(len(places)), key=lambda index: places[index][1]):
-        x, y = places[at]
-        taken = sorted(heights[other] for other in heights if abs(places[other][0] - x) < _MARGIN[2])
-        for height in taken:
+        y = places[at][1]
+        for height in sorted(heights[other] for other in heights if overlap(at, other)):
             if abs(height - y) < _LABEL_HEIGHT:
                 y = height + _LABEL_HEIGHT
         heights[at] = y
