@@ -56,6 +56,7 @@ def test_table_of_a_conversation(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--reference", f"{MODEL}:f12"], 2, "weights=FORMAT"),
         (["--windows", "chunks", "--tokens", "100"], 2, "which has 100 tokens"),
         (["--tokens", "1"], 2, "two tokens"),
+        (["--speed", "--context", "256"], 2, "at least 320"),
     ],
 )
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], words: list[str], status: int, message: str) -> None:

@@ -109,6 +109,10 @@ def evaluate_models(args: argparse.Namespace) -> dict[str, Any]:
     from paceline.measure.record import environment
 
     shape = WindowShape(args.windows, args.context or DEFAULT_CONTEXT, args.stride)
+    if args.speed:
+        from paceline.measure.quality.speed import check_room
+
+        check_room(shape.context)
     opened, reference = _open(args, shape.context)
     vocabulary, source, windows = _windows(args, shape, opened, reference)
     loaded = _load([*opened, *([] if reference is None else [reference])])
@@ -168,6 +172,8 @@ def _check_plots(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.suffix not in (".png", ".html", ".svg"):
             raise ParameterError("plot", str(path), "a file that ends in .png, .html or .svg")
+        if not path.parent.is_dir() or path.is_dir():
+            raise ParameterError("plot", str(path), "a file in a directory that exists")
         if path.suffix == ".png":
             from paceline.measure.quality.chart import require_matplotlib
 

@@ -37,17 +37,21 @@ class Speed:
         }
 
 
+def check_room(context: int) -> None:
+    """Raises ``ParameterError`` where a window of so many tokens has no room for prompt and answer."""
+    needed = NUM_PROMPT + NUM_NEW
+    if context < needed:
+        raise ParameterError("context", context, f"at least {needed} to measure speed")
+
+
 def measure_speed(
     subjects: Sequence[Subject], tokens: Sequence[int], *, num_rounds: int = NUM_ROUNDS, report: Report = quiet
 ) -> list[Speed]:
     """The speed of each subject over the first ``NUM_PROMPT`` of ``tokens``, after a round that is thrown away.
 
-    Raises ``ParameterError`` where a window has no room for prompt and answer.
+    Raises ``ParameterError`` as ``check_room`` does.
     """
-    needed = NUM_PROMPT + NUM_NEW
-    room = min(subject.context_length for subject in subjects)
-    if room < needed:
-        raise ParameterError("context", room, f"at least {needed} to measure speed")
+    check_room(min(subject.context_length for subject in subjects))
     prompt = [tokens[at % len(tokens)] for at in range(NUM_PROMPT)]
     rates = [_round(subjects, prompt, at, num_rounds + 1, report) for at in range(num_rounds + 1)][1:]
     return [Speed(*map(tuple, zip(*(one[at] for one in rates), strict=True))) for at in range(len(subjects))]
