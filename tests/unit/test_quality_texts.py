@@ -102,10 +102,18 @@ def test_unreadable_texts_are_refused(tmp_path: Path, content: bytes | None, wor
         read_text(path)
 
 
+def test_ends_of_lines_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"one\r\ntwo\n")
+    assert read_text(path) == "one\r\ntwo\n"
+
+
 def test_conversations_are_read_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps(TURNS) + "\n\n" + json.dumps({"messages": TURNS[:2], "id": 3}) + "\n")
-    assert read_conversations(path) == [TURNS, TURNS[:2]]
+    odd = [{"role": "user", "content": "a\u2028b\x85c"}, TURNS[1]]
+    lines = [json.dumps(TURNS) + "\r", "", json.dumps({"messages": odd, "id": 3}, ensure_ascii=False), ""]
+    path.write_text("\n".join(lines), "utf-8")
+    assert read_conversations(path) == [TURNS, odd]
 
 
 @pytest.mark.parametrize("line", ["{", '{"turns": []}', '"text"', '[{"content": "x"}]', "[1]"])
@@ -114,6 +122,18 @@ def test_damaged_conversations_are_refused_by_line(tmp_path: Path, line: str) ->
     path.write_text(json.dumps(TURNS) + "\n" + line + "\n")
     with pytest.raises(ParameterError, match="line 2"):
         read_conversations(path)
+
+
+def test_messages_that_a_template_refuses_are_told_by_conversation() -> None:
+    class Refusing(Template):
+        def render(self, messages: Any, add_generation_prompt: bool = True) -> str:
+            if any("content" not in message for message in messages):
+                raise ParameterError("messages", "user", "the chat template says: no content")
+            return super().render(messages, add_generation_prompt)
+
+    odd = [{"role": "user"}, TURNS[1]]
+    with pytest.raises(ParameterError, match=r"chat='conversation 2' .*the chat template says: no content"):
+        chat_windows([TURNS, odd], ByteTokenizer(), Refusing(), WindowShape())
 
 
 def test_what_cannot_be_scored_is_refused() -> None:

@@ -50,7 +50,8 @@ def test_a_short_text_is_used_whole(tmp_path: Path) -> None:
 def test_lines_of_text_and_chats(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     messages = [{"role": "user", "content": "u" * 80}, {"role": "assistant", "content": "a" * 80}]
-    path.write_text(json.dumps({"messages": messages}) + "\n\n" + json.dumps({"text": "t" * 80}) + "\n")
+    text = json.dumps({"text": "\u2028" + "t" * 80}, ensure_ascii=False)  # which ends a line for str.splitlines
+    path.write_text(json.dumps({"messages": messages}) + "\n\n" + text + "\n", "utf-8")
     tokens = read(path, TEMPLATE).reshape(-1)
     assert (tokens == TOKENIZER.encode("u")[0]).sum() >= 80
     assert (tokens == TOKENIZER.encode("<")[0]).sum() == 2

@@ -101,7 +101,7 @@ def read_conversations(path: Path, *, per_category: int | None = None) -> list[C
     allowed = 'a file of JSON lines such as {"category": "qa", "turns": ["Who ...?"]}'
     found: dict[str, list[Conversation]] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8").split("\n"):
             if line.strip():
                 entry = json.loads(line)
                 turns = tuple(entry["turns"])

@@ -73,7 +73,7 @@ def _documents(path: Path | None, template: ChatTemplate | None) -> list[tuple[s
     """(text, whether a template wrote it), in the file's order."""
     if path is None:
         text = (files("paceline.quantize") / "data" / "calibration.jsonl").read_text("utf-8")
-        return [_document(json.loads(line), template) for line in text.splitlines() if line]
+        return [_document(json.loads(line), template) for line in text.split("\n") if line]
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -83,7 +83,8 @@ def _documents(path: Path | None, template: ChatTemplate | None) -> list[tuple[s
     if path.suffix not in (".jsonl", ".ndjson"):
         return [(text, False)]
     documents = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: JSON may hold other characters that end a line, such as U+2028.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -120,8 +120,11 @@ def chat_tokens(
     for at, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
-        prompt = template.render(messages[:at], add_generation_prompt=True)
-        whole = template.render(messages[: at + 1], add_generation_prompt=False)
+        try:
+            prompt = template.render(messages[:at], add_generation_prompt=True)
+            whole = template.render(messages[: at + 1], add_generation_prompt=False)
+        except ParameterError as error:
+            raise ParameterError("chat", f"conversation {number}", f"messages that fit: {error.allowed}") from error
         if not (prompt.startswith(said) and whole.startswith(prompt)):
             allowed = "conversations that the model's template renders turn by turn; it rewrites this one's past"
             raise ParameterError("chat", f"conversation {number}", allowed)
@@ -137,9 +140,10 @@ def chat_tokens(
 
 
 def read_text(path: Path, *, field: str = "text") -> str:
-    """The text of a file. Raises ``ParameterError`` for one that is missing, empty or not UTF-8."""
+    """The text of a file, its ends of lines as they are. Raises ``ParameterError`` for one that is missing, empty or no
+    UTF-8."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ParameterError(field, str(path), f"a UTF-8 file; byte {error.start:,} of this one is not") from None
     except OSError as error:
@@ -155,7 +159,8 @@ def read_conversations(path: Path) -> list[Messages]:
     Raises ``ParameterError``, naming the line.
     """
     conversations: list[Messages] = []
-    for number, line in enumerate(read_text(path, field="chat").splitlines(), 1):
+    # Not splitlines: JSON may hold other characters that end a line, such as U+2028.
+    for number, line in enumerate(read_text(path, field="chat").split("\n"), 1):
         if not line.strip():
             continue
         try:
