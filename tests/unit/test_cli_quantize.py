@@ -46,6 +46,7 @@ def test_gptq_ends_with_a_table_and_leaves_no_work(
         assert line.count("%") == 2
     assert f"paceline eval {out} --reference {folder / 'tiny.gguf'}:f32" in printed.out
     assert "error of outputs" in printed.out
+    assert "calibrated on 512 tokens of text.txt" in printed.out
     assert printed.err == ""  # no bar where nobody watches
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert open_checkpoint(out).tensor("blk.0.ffn_up.weight").kind == "Q4G32Z"
@@ -78,6 +79,7 @@ def test_rounding_looks_at_no_text(folder: Path, tmp_path: Path, capsys: pytest.
         ("--calibration nowhere.txt", "nowhere.txt"),
         ("--calibration-tokens 0", "--calibration-tokens"),
         ("--recipe secret", "--recipe"),
+        ("--seed -1", "seed=-1"),
     ],
 )
 def test_what_does_not_go_together_is_one_line_before_any_work(

@@ -6,6 +6,7 @@ A run that was interrupted goes on where it was when the same command is given a
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -95,7 +96,7 @@ def execute(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(path)
     check_format(checkpoint.config, scheme, args.format, head_bits=args.head_bits)
     check_output(args.out, force=args.force, source=path)
-    settings = _settings(args, checkpoint, scheme)
+    settings, source = _settings(args, checkpoint, scheme)
     key = settings.key(model_hash(checkpoint.files))
     with WorkDirectory(work_path(args.out), key) as work:
         with Progress(f"Quantising {args.model}", estimate=True) as progress:
@@ -108,7 +109,9 @@ def execute(args: argparse.Namespace) -> int:
     before, after = (sum(file.stat().st_size for file in files) for files in (checkpoint.files, _files(args.out)))
     seconds = time.monotonic() - started_s
     print(f"\n{args.out}: {_megabytes(after)}, from {_megabytes(before)}, in {seconds:.0f} s")
-    print(f"what it costs: paceline eval {args.out} --reference {args.model}:f32")
+    if settings.tokens is not None:
+        print(f"calibrated on {settings.tokens.size:,} tokens of {source}")
+    print("what it costs: " + shlex.join(["paceline", "eval", str(args.out), "--reference", f"{args.model}:f32"]))
     return 0
 
 
@@ -137,7 +140,8 @@ def work_path(out: Path) -> Path:
     return target.with_name(f".{target.name}.unfinished")
 
 
-def _settings(args: argparse.Namespace, checkpoint: Checkpoint, scheme: Scheme) -> Settings:
+def _settings(args: argparse.Namespace, checkpoint: Checkpoint, scheme: Scheme) -> tuple[Settings, str]:
+    """And what the tokens are of."""
     from paceline.quantize.calibration import DEFAULT_TOKENS, read_calibration
     from paceline.quantize.pipeline import Settings
     from paceline.quantize.recipe import Recipe
@@ -145,7 +149,7 @@ def _settings(args: argparse.Namespace, checkpoint: Checkpoint, scheme: Scheme) 
     from paceline.text.tokenizer import load_tokenizer
 
     if args.method == "rtn":
-        return Settings(scheme, Recipe())
+        return Settings(scheme, Recipe()), ""
     calibration = read_calibration(
         args.calibration,
         load_tokenizer(checkpoint),
@@ -154,7 +158,7 @@ def _settings(args: argparse.Namespace, checkpoint: Checkpoint, scheme: Scheme) 
         seed=args.seed or 0,
     )
     recipe = Recipe.named(args.recipe or "best") if args.method == "gptq" else Recipe()
-    return Settings(scheme, recipe, calibration.tokens)
+    return Settings(scheme, recipe, calibration.tokens), calibration.source
 
 
 def _report(model: FinishedModel, settings: Settings) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ DEFAULT_TOKENS = 16384
 """The built-in text has fewer: with SmolLM2's tokenizer 11,800."""
 SMALLEST_TOKENS = 128
 """Fewer say too little about a layer with hundreds of inputs."""
+DATE = datetime(2025, 1, 1)
+"""What templates that write the date get: the same codes come out on any day, and work goes on after midnight."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,14 @@ def read_calibration(
 ) -> Calibration:
     """At most ``num_tokens`` of the file, or of the built-in text without one; the same for the same seed.
 
-    Raises ParameterError for a file that cannot be read, is no UTF-8, holds a line that is neither, or too little text.
+    Raises ParameterError for a negative seed, too few tokens, and a file that cannot be read, is no UTF-8, holds a line
+    that is neither, or too little text.
     """
-    documents = _documents(path, template)
-    encoded = [tokenizer.encode(text, add_special_tokens=not is_chat) for text, is_chat in documents]
+    if seed < 0:
+        raise ParameterError("seed", seed, "0 or more")
+    if num_tokens < SMALLEST_TOKENS:
+        raise ParameterError("calibration_tokens", num_tokens, f"at least {SMALLEST_TOKENS}")
+    encoded = [_encode(document, tokenizer) for document in _documents(path, template)]
     rng = np.random.default_rng(seed)
     if len(encoded) > 1:
         separator = [] if tokenizer.add_bos else list(tokenizer.eos_token_ids[:1])
@@ -61,54 +68,78 @@ def read_calibration(
         ids = encoded[0]
     wanted = min(num_tokens, len(ids))
     if wanted < SMALLEST_TOKENS:
-        where = "the built-in text" if path is None else str(path)
-        raise ParameterError("calibration", where, f"at least {SMALLEST_TOKENS} tokens, and it gives {wanted}")
+        raise ParameterError("calibration", _place(path), f"at least {SMALLEST_TOKENS} tokens, and it gives {wanted}")
     length = min(sequence_tokens, wanted)
     whole = np.asarray(ids[: len(ids) // length * length], np.int32).reshape(-1, length)
     chosen = np.sort(rng.permutation(len(whole))[: max(1, wanted // length)])
     return Calibration(whole[chosen], "the built-in text" if path is None else path.name)
 
 
-def _documents(path: Path | None, template: ChatTemplate | None) -> list[tuple[str, bool]]:
-    """(text, whether a template wrote it), in the file's order."""
+@dataclass(frozen=True)
+class _Document:
+    """``is_chat``: a template wrote it; ``where`` it comes from, for errors."""
+
+    text: str
+    is_chat: bool
+    where: str
+
+
+def _place(path: Path | None) -> str:
+    return "the built-in text" if path is None else str(path)
+
+
+def _documents(path: Path | None, template: ChatTemplate | None) -> list[_Document]:
+    """In the file's order."""
     if path is None:
         text = (files("paceline.quantize") / "data" / "calibration.jsonl").read_text("utf-8")
-        return [_document(json.loads(line), template) for line in text.split("\n") if line]
+        return [_document(json.loads(line), template, _place(None)) for line in text.split("\n") if line]
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except OSError as error:
         raise ParameterError("calibration", str(path), f"a file that can be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ParameterError("calibration", str(path), "UTF-8 text") from error
-    if path.suffix not in (".jsonl", ".ndjson"):
-        return [(text, False)]
-    documents = []
+    if path.suffix.lower() not in (".jsonl", ".ndjson"):
+        return [_Document(text, False, str(path))]
     # Not splitlines: JSON may hold other characters that end a line, such as U+2028.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            if not isinstance(entry, dict) or not isinstance(entry.get("text", entry.get("messages")), (str, list)):
-                raise ValueError
-            documents.append(_document(entry, template, must_render=True))
-        except ValueError:
-            allowed = f'lines of JSON with "text" or "messages"; line {number} is none'
-            raise ParameterError("calibration", str(path), allowed) from None
+    lines = enumerate(text.split("\n"), 1)
+    documents = [_parse(line, template, f"{path}, line {number}") for number, line in lines if line.strip()]
     if not documents:
         raise ParameterError("calibration", str(path), "a file with at least one line")
     return documents
 
 
-def _document(
-    entry: Mapping[str, Any], template: ChatTemplate | None, *, must_render: bool = False
-) -> tuple[str, bool]:
-    """A model without a template gets the built-in text's chats as plain paragraphs; a user's file is refused."""
+def _parse(line: str, template: ChatTemplate | None, where: str) -> _Document:
+    """A line of a user's file. ParameterError, with ``where``, for what is no document or no chat of this model's."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    is_object = isinstance(entry, dict)
+    is_chat = is_object and isinstance(entry.get("messages"), list)
+    if not is_chat and not (is_object and isinstance(entry.get("text"), str)):
+        raise ParameterError("calibration", where, 'JSON with "text" or with "messages", a list, on each line')
+    if is_chat and template is None:
+        raise ParameterError("calibration", where, "lines with text: the model has no chat template")
+    try:
+        return _document(entry, template, where)
+    except ParameterError as error:
+        raise ParameterError("calibration", where, error.allowed) from error
+
+
+def _document(entry: Mapping[str, Any], template: ChatTemplate | None, where: str) -> _Document:
+    """Without a template chats are plain paragraphs. It is told one date, so that the tokens do not change with it."""
     if isinstance(entry.get("text"), str):
-        return entry["text"], False
+        return _Document(entry["text"], False, where)
     messages = entry["messages"]
-    if template is not None:
-        return template.render(messages, add_generation_prompt=False), True
-    if must_render:
-        raise ParameterError("calibration", "messages", "lines with text: the model has no chat template")
-    return "\n\n".join(message["content"] for message in messages), False
+    if template is None:
+        return _Document("\n\n".join(message["content"] for message in messages), False, where)
+    text = template.render(messages, add_generation_prompt=False, variables={"strftime_now": DATE.strftime})
+    return _Document(text, True, where)
+
+
+def _encode(document: _Document, tokenizer: Tokenizer) -> list[int]:
+    try:
+        return tokenizer.encode(document.text, add_special_tokens=not document.is_chat)
+    except ParameterError as error:
+        raise ParameterError("calibration", document.where, error.allowed) from error

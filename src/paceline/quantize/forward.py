@@ -82,11 +82,6 @@ def stages_of(graph: Graph) -> tuple[Stage, ...]:
     return tuple(reversed(stages))
 
 
-def attention_layers(graph: Graph) -> int:
-    """Layers of the graph, for those who show how far they are."""
-    return sum(node.op == "attention" for node in graph.nodes)
-
-
 class GraphWeights:
     """The weights of a checkpoint as float32, in the order in which the graph wants rows (rotary pairs beside each
     other), unless ``changed`` has another table, in the checkpoint's order, for a name."""
