@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_files import file_config, write_gguf_model
+from model_files import file_config, write_directory_model, write_gguf_model
 
 from paceline.cli.main import main
 from paceline.cli.quantize import work_path
+from paceline.config import RopeConfig
 from paceline.weights.checkpoint import open_checkpoint
 
 TEXT = "A quick brown fox, seven lazy dogs and the number 1,024 met at the river. " * 60
@@ -103,6 +105,23 @@ def test_a_group_that_does_not_divide_offers_those_that_do(tmp_path: Path, capsy
     assert "ffn_down" in error
     assert "192 inputs; possible are 64 or 32 or channel" in error
     assert [path.name for path in tmp_path.iterdir()] == ["narrow.gguf"]
+
+
+def test_what_the_files_of_a_format_cannot_say_is_known_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer that no name of GGUF files stands for; heads of which a half rotates, in a config.json."""
+    model = write_directory_model(tmp_path / "model", file_config())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    half = write_gguf_model(tmp_path / "half.gguf", file_config(rope=RopeConfig(theta=1e4, dim=8)))
+    monkeypatch.setattr("paceline.quantize.pipeline.quantize_model", None)  # not even begun
+    flags = f"{tmp_path / 'out'} --method rtn --group 32 --format"
+    for source, fmt, problem in ((model, "gguf", "no pre-tokenizer"), (half, "gptq", "of which 8 rotate")):
+        assert main(["quantize", str(source), *flags.split(), fmt]) == 1
+        assert problem in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["half.gguf", "model"]
 
 
 def test_what_exists_stays_without_force(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

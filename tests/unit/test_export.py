@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 from model_files import file_config, write_directory_model, write_gguf_model
 from numpy.typing import NDArray
-from rounded_models import RoundedModel
+from rounded_models import RoundedModel, rounded
 
 from paceline.errors import CheckpointError, OutputError, ParameterError
 from paceline.quantize.export import safetensors_files
@@ -23,7 +23,7 @@ from paceline.quantize.scheme import Scheme
 from paceline.weights.blocks import dequantize
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.checksums import verify_checksums
-from paceline.weights.raw import Checkpoint
+from paceline.weights.raw import Checkpoint, RawTensor
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -181,6 +181,34 @@ def test_a_gguf_source_keeps_the_bytes_of_its_embeddings(folder: Path, tmp_path:
             assert np.abs(dequantize(found) - expected).max() <= step * np.abs(expected).max()
 
 
+class QuantizedHead:
+    """A checkpoint whose head is quantised as GPTQ's files can have it."""
+
+    def __init__(self, source: Checkpoint, head: RawTensor) -> None:
+        self._source, self._head = source, head
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def tensor(self, name: str) -> RawTensor:
+        return self._head if name == self._head.name else self._source.tensor(name)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_head_in_blocks_that_gguf_lacks_becomes_q8_0(folder: Path, tmp_path: Path, symmetric: bool) -> None:
+    source = open_checkpoint(folder / "source")
+    values, order = dequantize(source.tensor("output.weight")), np.random.default_rng(0).permutation(128)
+    matrix = rounded(values[:, order], Scheme("rtn", 4, 32, symmetric), order=order.astype(np.int32))
+    head = matrix.blocks("output.weight")
+    assert head.kind == ("Q4_0" if symmetric else "Q4G32Z")
+    model = RoundedModel(QuantizedHead(source, head), Scheme("rtn", 4, 32))  # type: ignore[arg-type]
+    write_model(model, tmp_path / "m.gguf", "gguf")
+    found = open_checkpoint(tmp_path / "m.gguf").tensor("output.weight")
+    assert found.kind == "Q8_0"
+    # The columns are in the layer's order again: all others would be off by as much as the weights.
+    np.testing.assert_allclose(dequantize(found), dequantize(head), atol=np.abs(values).max() / 200)
+
+
 def test_large_models_are_written_in_parts(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = RoundedModel(source, Scheme("rtn", 4, 64))
     write_model(model, tmp_path / "whole", "gptq")
@@ -224,6 +252,11 @@ def test_widths_that_do_not_fit() -> None:
         check_format(file_config(intermediate_size=96), Scheme("rtn"), "paceline")
     with pytest.raises(ParameterError, match="no whole number of words of 3-bit"):
         check_format(file_config(num_kv_heads=1, num_heads=8), Scheme("rtn", 3, 32), "gptq")
+    for fmt in ("gptq", "paceline"):
+        with pytest.raises(ParameterError, match="112 inputs, no multiple of 32"):
+            check_format(file_config(intermediate_size=112), Scheme("rtn", 4, None), fmt)
+    with pytest.raises(ParameterError, match=r"head_bits=4.*48 inputs, no multiple of 32: 16"):
+        check_format(file_config(hidden_size=48), Scheme("rtn", 4, None), "paceline", head_bits=4)
     check_format(file_config(), Scheme("rtn", 3, 32), "gptq")
 
 

@@ -83,7 +83,7 @@ def execute(args: argparse.Namespace) -> int:
     """Quantises, writes, prints a table. ParameterError or OutputError before any work for what cannot be had."""
     from paceline.quantize.export.atomic import check_output
     from paceline.quantize.export.formats import check_format
-    from paceline.quantize.export.write import write_model
+    from paceline.quantize.export.write import check_source, write_model
     from paceline.quantize.pipeline import quantize_model
     from paceline.quantize.work import WorkDirectory
     from paceline.weights.checkpoint import open_checkpoint
@@ -96,6 +96,7 @@ def execute(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(path)
     check_format(checkpoint.config, scheme, args.format, head_bits=args.head_bits)
     check_output(args.out, force=args.force, source=path)
+    check_source(checkpoint, args.format)
     settings, source = _settings(args, checkpoint, scheme)
     key = settings.key(model_hash(checkpoint.files))
     with WorkDirectory(work_path(args.out), key) as work:

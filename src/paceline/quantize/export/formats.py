@@ -6,6 +6,7 @@ from typing import Literal
 
 from paceline.config import ModelConfig
 from paceline.errors import ParameterError
+from paceline.quantize.export.head import GROUP, head_name
 from paceline.quantize.scheme import Scheme
 from paceline.weights.inventory import expected_shapes
 
@@ -29,6 +30,9 @@ def check_format(config: ModelConfig, scheme: Scheme, fmt: str, *, head_bits: in
     for name, shape in expected_shapes(config).items():
         if is_layer_matrix(name):
             scheme.group_of(shape[1], tensor=name)
+    if head_bits in (8, 4) and config.hidden_size % GROUP:
+        allowed = f"{head_name(config)} has {config.hidden_size} inputs, no multiple of {GROUP}: 16"
+        raise ParameterError("head_bits", head_bits, allowed)
     problem = _problem(config, scheme, fmt, head_bits)
     if problem is None:
         return
@@ -55,9 +59,7 @@ def _problem(config: ModelConfig, scheme: Scheme, fmt: str, head_bits: int | Non
         return "it has groups of inputs, not one scale an output (--group channel)"
     if fmt == "gguf":
         return _gguf_problem(scheme)
-    if fmt in ("awq", "gptq"):
-        return _width_problem(config, scheme, fmt)
-    return None
+    return _width_problem(config, scheme, fmt)
 
 
 def _gguf_problem(scheme: Scheme) -> str | None:
@@ -72,12 +74,12 @@ def _gguf_problem(scheme: Scheme) -> str | None:
 
 
 def _width_problem(config: ModelConfig, scheme: Scheme, fmt: str) -> str | None:
-    """Both pack whole words of 32 bits along the outputs, GPTQ along the inputs as well."""
+    """GPTQ and AWQ pack whole words of 32 bits along the outputs; GPTQ's words and our blocks are of 32 inputs."""
     for name, (num_outputs, *inputs) in expected_shapes(config).items():
         if not is_layer_matrix(name):
             continue
-        if num_outputs * scheme.bits % 32:
+        if fmt in ("awq", "gptq") and num_outputs * scheme.bits % 32:
             return f"{name} has {num_outputs} outputs, no whole number of words of {scheme.bits}-bit codes"
-        if fmt == "gptq" and inputs[0] % 32:
+        if fmt in ("gptq", "paceline") and inputs[0] % 32:
             return f"{name} has {inputs[0]} inputs, no multiple of 32"
     return None

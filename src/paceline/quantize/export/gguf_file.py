@@ -22,9 +22,10 @@ import numpy as np
 from paceline.errors import ParameterError
 from paceline.ops.reference import inverse_frequencies
 from paceline.quantize.export.gguf_metadata import metadata_of
-from paceline.quantize.export.head import EMBEDDING, HEAD, head_tensor, q4_1_blocks
+from paceline.quantize.export.head import EMBEDDING, GGUF_BLOCKS, HEAD, head_tensor, q4_1_blocks
 from paceline.quantize.export.spool import TensorSpool
 from paceline.quantize.export.tensors import (
+    FLOAT_KINDS,
     Rows,
     finite_values,
     float_tensor,
@@ -83,7 +84,7 @@ def _tensor(model: QuantizedModel, name: str, head_bits: int | None) -> RawTenso
         vector = np.ascontiguousarray(values if rows is None else values[rows], "<f4")
         return RawTensor(name, vector.shape, "F32", vector.view(np.uint8))
     raw = unchanged(model, name, values)
-    if raw is not None and raw.order is None:
+    if raw is not None and raw.order is None and raw.kind in (*FLOAT_KINDS, *GGUF_BLOCKS):
         return raw if rows is None else replace(raw, data=_row_bytes(raw, rows))
     plain = float_tensor(model, name)
     data = plain.data if rows is None else plain.data[rows]

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import ModelConfig
-from paceline.errors import ParameterError
 from paceline.quantize.export.tensors import F32, finite_values, unchanged
 from paceline.quantize.model import QuantizedModel
 from paceline.weights.blocks import AffineGroups, f32_to_f16, quantize_rtn
@@ -14,6 +13,8 @@ from paceline.weights.raw import RawTensor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 GROUP = 32
+GGUF_BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""Kinds that GGUF files have too; the others are those of ``weights/quantized_matrix.py``."""
 
 
 def head_tensor(model: QuantizedModel, name: str, *, head_bits: int | None, default_bits: int | None) -> RawTensor:
@@ -21,19 +22,15 @@ def head_tensor(model: QuantizedModel, name: str, *, head_bits: int | None, defa
 
     ``head_bits`` is for the matrix that gives the logits (tied embeddings are it): 16 is F16, 8 Q8_0, 4 Q4_1, rounded
     to nearest. Without it, and for embeddings that are no head, what the source holds stays to the byte if it is in
-    blocks or ``default_bits`` is None; floats get ``default_bits`` where 32 divides their inputs. ParameterError when
-    ``head_bits`` asks for groups of 32 and 32 does not divide the inputs.
+    blocks of GGUF files or ``default_bits`` is None; else it gets ``default_bits`` where 32 divides its inputs.
     """
     values = finite_values(model, name)
     raw = unchanged(model, name, values)
     bits = head_bits if name == head_name(model.checkpoint.config) else None
     if bits is None:
-        in_blocks = raw is not None and raw.kind not in ("F32", "F16", "BF16")
-        if raw is not None and (in_blocks or default_bits is None):
+        if raw is not None and (default_bits is None or (raw.kind in GGUF_BLOCKS and raw.order is None)):
             return raw
         bits = default_bits if default_bits is not None and values.shape[1] % GROUP == 0 else 16
-    elif bits < 16 and values.shape[1] % GROUP:
-        raise ParameterError("head_bits", bits, f"{name} has {values.shape[1]} inputs, no multiple of {GROUP}: 16")
     return rounded_tensor(name, values, bits)
 
 
