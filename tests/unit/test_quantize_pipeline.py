@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from tiny_models import tiny_checkpoint, tiny_config
 
 from paceline.errors import CheckpointError, OutputError, ParameterError
-from paceline.quantize import pipeline
+from paceline.quantize import pipeline, work
 from paceline.quantize.forward import SequenceForward, checkpoint_values
 from paceline.quantize.pipeline import FinishedModel, Settings, quantize_model
 from paceline.quantize.recipe import RECIPES, Recipe, RecipeName
@@ -22,10 +23,10 @@ GPTQ = Scheme("gptq", 3, 32)
 MATRICES = 14
 
 
-def run(work: Path, settings: Settings, *, interleaved: bool = True) -> FinishedModel:
+def run(path: Path, settings: Settings, *, interleaved: bool = True) -> FinishedModel:
     checkpoint = tiny_checkpoint(tiny_config())
     checkpoint.interleaved_rope = interleaved
-    with WorkDirectory(work, settings.key(b"tiny")) as directory:
+    with WorkDirectory(path, settings.key(b"tiny")) as directory:
         return quantize_model(checkpoint, settings, directory)
 
 
@@ -118,6 +119,25 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="unfinished work"):
         WorkDirectory(tmp_path / "file", "key")
+
+
+def test_a_disk_that_is_full_loses_no_finished_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        if len(list(path.parent.iterdir())) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    settings = Settings(GPTQ, Recipe(), TOKENS)
+    write = work._write
+    monkeypatch.setattr(work, "_write", full)
+    with pytest.raises(OutputError, match="No space left on device; the same command goes on"):
+        run(tmp_path / "w", settings)
+    assert sorted(path.name for path in (tmp_path / "w").iterdir()) == ["key", "stage-0001", "stage-0002", "stage-0003"]
+    monkeypatch.undo()
+    assert codes(run(tmp_path / "w", settings)) == codes(run(tmp_path / "whole", settings))
+    (tmp_path / "other" / "letters").mkdir(parents=True)
+    with pytest.raises(OutputError, match="cannot keep unfinished work"):
+        WorkDirectory(tmp_path / "other", "key")
 
 
 def test_every_setting_is_in_the_key() -> None:

@@ -49,9 +49,13 @@ class WorkDirectory:
         except (OSError, UnicodeDecodeError):
             known = ""
         if known != key:
-            for left in path.iterdir():
-                left.unlink()
-            _write(path / _KEY_FILE, key.encode("ascii"))
+            try:
+                for left in path.iterdir():
+                    left.unlink()
+                _write(path / _KEY_FILE, key.encode("ascii"))
+            except OSError as error:
+                os.close(self._lock)
+                raise OutputError(path, f"cannot keep unfinished work here: {error.strerror}") from error
 
     def __enter__(self) -> WorkDirectory:
         return self
@@ -71,9 +75,13 @@ class WorkDirectory:
         return arrays
 
     def save(self, part: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Makes the part finished."""
+        """Makes the part finished. OutputError when it cannot be written: parts before it stay."""
         data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-        _write(self.path / part, _digest(data) + data)
+        try:
+            _write(self.path / part, _digest(data) + data)
+        except OSError as error:
+            problem = f"unfinished work cannot be written: {error.strerror}; the same command goes on where this ended"
+            raise OutputError(self.path, problem) from error
 
     def remove(self) -> None:
         """Deletes the directory with all that is in it."""
