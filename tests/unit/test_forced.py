@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from draft_contexts import FakeContext, check_draft
 from grammar_vocabulary import VOCAB, GrammarTokenizer, constraint_of
@@ -113,3 +115,27 @@ def test_requests_without_a_structure_beside_get_none() -> None:
     assert answers[0].speculation.proposed > 0
     assert answers[1].speculation.proposed == 0
     assert all(map(same, answers[1:], alone(PARAMS["greedy"], PROMPTS[1:2])))
+
+
+def test_it_is_not_asked_about_requests_without_a_structure() -> None:
+    """Nor is the policy: that would cost each step of each request."""
+
+    class Noting(TakeAll):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[tuple[int, ...]] = []
+
+        def limits(self, drafter: str, is_free: bool, request_ids: Sequence[int]) -> list[int]:
+            self.asked.append(tuple(request_ids))
+            return super().limits(drafter, is_free, request_ids)
+
+    policy = Noting()
+    speculator = Speculator([ForcedDrafter()], policy, vocab_size=VOCAB)
+    constraint = constraint_of(Structure("choice", '["abcab12"]'))
+    free = FakeContext([1, 2], max_tokens=100, request_id=1)
+    held = FakeContext([1, 2], max_tokens=100, request_id=2, constraint=constraint)
+    assert speculator.propose([free], num_rows=1, room=64) == [None]
+    assert policy.asked == []
+    drafts = speculator.propose([free, held], num_rows=2, room=64)
+    assert [text_of(draft) for draft in drafts] == [b"", b"abcab12"]
+    assert policy.asked == [(2,)]

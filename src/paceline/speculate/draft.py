@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,3 +189,10 @@ class Drafter(Protocol):
         """The request has ended: what is kept for it goes, and its output may help others of its domain. Also called
         for requests that were never asked for."""
         ...
+
+
+@runtime_checkable
+class NeedsStructure(Protocol):
+    """A drafter that knows nothing of requests without a structure, and is not asked about them."""
+
+    needs_structure: bool

@@ -26,6 +26,7 @@ class ForcedDrafter:
     name = "forced"
     is_free = True
     catch_up_s = 0.0
+    needs_structure = True
 
     def propose(self, contexts: Sequence[Context], limits: Sequence[int]) -> list[Draft | None]:
         """See ``Drafter``."""

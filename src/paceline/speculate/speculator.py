@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from paceline.sampling.constraint import Constraint
 from paceline.speculate.counts import SpeculationCounts
-from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter
+from paceline.speculate.draft import MAX_NODES, Context, Draft, Drafter, NeedsStructure
 from paceline.speculate.hidden import HiddenObserver, HiddenRows
 from paceline.speculate.policy import Policy
 
@@ -40,6 +40,7 @@ class Speculator:
         self.drafters = list(drafters)
         # Found once: to ask a protocol takes 50 µs, at every step as much as all else here.
         self._observers = [(drafter, drafter) for drafter in drafters if isinstance(drafter, HiddenObserver)]
+        self._for_structures = [drafter.name for drafter in drafters if isinstance(drafter, NeedsStructure)]
         self.policy = policy
         self.failure: str | None = None
         self.draft_s = 0.0
@@ -70,6 +71,10 @@ class Speculator:
             open_ = [context for context, draft in zip(contexts, chosen, strict=True) if draft is None]
             if not open_:
                 break
+            if drafter.name in self._for_structures:
+                open_ = [context for context in open_ if context.constraint is not None]
+                if not open_:
+                    continue
             limits = self._limits(drafter, open_, room)
             asked = [context for context, limit in zip(open_, limits, strict=True) if limit > 0]
             if not asked:
