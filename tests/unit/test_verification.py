@@ -31,6 +31,7 @@ from paceline.measure.verification import ORDER, Effort, Proof, Result, verify
 from paceline.measure.workbench import Load
 from paceline.ops.graph import Node
 from paceline.ops.reference import Step, Table
+from paceline.speculate.forced import ForcedDrafter
 
 HOST = Host(num_threads=2, isas=(), kv_formats=(), drafts_itself=False)
 EFFORT = Effort(num_long=70, num_text=40, num_new=6)
@@ -337,6 +338,13 @@ def test_a_path_that_was_not_taken_is_no_success() -> None:
     assert {result.varied for result in proof.results} - set(failed(proof)) == {"nothing, once more"}
     problem = failed(proof)["batch 7 · 2 threads"].problem
     assert problem == "path not taken: threads is 1, not 2"
+
+
+def test_a_structure_that_forces_no_draft_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForcedDrafter, "_propose", lambda self, context, limit: None)
+    (found,) = failed(prove(PathExecutor)).values()
+    assert found.varied.startswith("structure ")
+    assert found.problem == "path not taken: nothing was drafted"
 
 
 def test_an_engine_that_never_batches_fails_the_batches() -> None:

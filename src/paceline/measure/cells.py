@@ -19,7 +19,7 @@ from paceline.machine import detect_machine
 from paceline.measure.prompts import Encoder, distinct_prompts, prompt_tokens
 from paceline.params import SamplingParams, Structure
 
-Drafts = Literal["chain", "tree", "suffix", "ngram", "self"]
+Drafts = Literal["chain", "tree", "suffix", "ngram", "forced", "self"]
 Cache = Literal["off", "cold", "hit", "partial", "shared", "disk"]
 
 NUM_DISTINCT = 32
@@ -76,6 +76,7 @@ class Cell:
                 "tree": "planted trees",
                 "suffix": "suffix drafts",
                 "ngram": "n-gram drafts",
+                "forced": "drafts of what a structure forces",
                 "self": "drafts by its own int4 weights",
             }.get(self.drafts or "", ""),
             "cache": {
@@ -178,8 +179,8 @@ def cells(host: Host, *, full: bool) -> list[tuple[str, Cell]]:
     return [(found[cell], cell) for cell in sorted(found, key=load_order)]
 
 
-WORDS = Structure("regex", "[A-Z][a-z]*( [a-z]+){3,}[.]")
-"""What few models write by themselves, and each can."""
+WORDS = Structure("regex", "I can say this: [A-Z][a-z]*( [a-z]+){3,}[.]")
+"""What few models write by themselves, and each can. Its beginning leaves no choice, so that it can be drafted."""
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class _Matrix:
 
     def sampling(self) -> list[Result]:
         """A result a parameter: its request among all the others, few at a time in small chunks, then all at once over
-        a warm cache, then few at a time with drafts."""
+        a warm cache, then few at a time with drafts; one with a structure also with drafts of what that forces."""
         questions = self._sampling_questions
         all_requests = number_of_requests(questions)
         few = Cell(num_threads=self._host.num_threads, batch=4, chunk=16, cache="cold")
@@ -174,12 +174,14 @@ class _Matrix:
         trees, suffixes = (replace(few, drafts=drafts) for drafts in ("tree", "suffix"))
         started_s = time.perf_counter()
         attempts = [self._attempt(cell, questions) for cell in (few, warm, trees, suffixes)]
+        structured = [question for question in questions if question.params.structure is not None]
+        forced = [self._attempt(replace(few, drafts="forced"), structured)] if structured else []
         share_s = (time.perf_counter() - started_s) / len(questions)
         return [
             _judged(
                 "sampling",
                 f"{question.name} · among {all_requests}, cache cold and hit, drafts",
-                attempts,
+                attempts + (forced if question in structured else []),
                 [question],
                 self._plain[None],
                 share_s,

@@ -34,7 +34,7 @@ _STALE_BYTE = 0x3C
 that it writes none. A small number in every KV format, for a NaN would do harm even where a window masks it."""
 
 
-_SPECULATE = {"": "off", "suffix": "suffix", "ngram": "ngram", "self": "draft:self:int4"}
+_SPECULATE = {"": "off", "self": "draft:self:int4", **{name: name for name in ("suffix", "ngram", "forced")}}
 _DRAFT_TOKENS = 5
 
 
@@ -232,7 +232,7 @@ def _drafts_problem(cell: Cell, run: Run) -> str | None:
     counts = run.speculation
     if counts.proposed == 0:
         return "nothing was drafted"
-    if cell.drafts == "ngram":  # what it finds may all be wrong
+    if cell.drafts in ("ngram", "forced"):  # what they find may all be wrong, or be spelled otherwise
         return None
     refused = cell.drafts not in ("chain", "tree") or counts.accepted < counts.proposed
     if not (counts.accepted > 0 and refused):
