@@ -287,6 +287,8 @@ def test_rope_in_both_styles(tmp_path: Path, changes: dict[str, Any], rope: Rope
     [
         ({"architectures": ["GemmaForCausalLM"]}, "'GemmaForCausalLM'; Paceline runs LlamaForCausalLM"),
         ({"architectures": ...}, "architecture None"),
+        ({"architectures": 7}, "architecture 7"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architecture ['LlamaForCausalLM']"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling 'yarn'"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "RoPE scaling 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -324,6 +326,17 @@ def test_json_too_deep_to_read_is_reported(tmp_path: Path) -> None:
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": [["full_attention"]]}, "layer_types is [["),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 16,
+                "max_window_layers": "2",
+            },
+            "max_window_layers is '2'",
+        ),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
         ({"rope_scaling": 5}, "rope scaling is 5"),
@@ -335,6 +348,15 @@ def test_impossible_values_are_named(tmp_path: Path, changes: dict[str, Any], me
     with pytest.raises(CheckpointError, match=r"config\.json") as caught:
         open_checkpoint(tmp_path)
     assert message in str(caught.value)
+
+
+def test_layers_that_no_file_could_hold_are_found_at_once(tmp_path: Path) -> None:
+    """Not after 2^60 names of tensors."""
+    for class_name in ("LlamaForCausalLM", "Qwen2ForCausalLM"):
+        changes = {"num_hidden_layers": 2**60, "use_sliding_window": True, "max_window_layers": 0}
+        write_model(tmp_path, model_config(class_name, **changes))
+        with pytest.raises(CheckpointError, match="layers but holds only 21 tensors"):
+            open_checkpoint(tmp_path)
 
 
 def test_missing_and_misshapen_and_left_over_tensors(tmp_path: Path) -> None:

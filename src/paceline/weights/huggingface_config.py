@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +65,7 @@ class _Keys:
         """A positive number; null counts as absent."""
         value = self.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise CheckpointError(self.path, f"{key} is {value!r}, expected a positive number")
         return float(value)
 
@@ -75,9 +76,10 @@ def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:
     Raises CheckpointError for a missing or impossible value, UnsupportedError for a class or feature that is not built.
     """
     names = values.get("architectures") or [None]
-    if names[0] not in FAMILIES:
-        raise UnsupportedError(f"{path}: architecture {names[0]!r}; Paceline runs {', '.join(FAMILIES)}")
-    family = FAMILIES[names[0]]
+    name = names[0] if isinstance(names, list) else names
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UnsupportedError(f"{path}: architecture {name!r}; Paceline runs {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
     keys = _Keys(path, values, family.defaults)
     for key, feature in REFUSED_WHEN_SET.items():
         if value := keys.get(key):
@@ -105,7 +107,7 @@ def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:
         tie_embeddings=bool(keys.get("tie_word_embeddings", False)),
         attention_bias=family.architecture == "qwen2" or bool(keys.get("attention_bias", False)),
         qk_norm=family.architecture == "qwen3",
-        sliding_window=_sliding_window(keys, names[0], num_layers),
+        sliding_window=_sliding_window(keys, name, num_layers),
     )
 
 
@@ -113,17 +115,24 @@ def _sliding_window(keys: _Keys, class_name: str, num_layers: int) -> int | None
     """The window of all layers, None when all see everything; UnsupportedError when layers differ."""
     if class_name == "LlamaForCausalLM" or keys.get("sliding_window") is None:
         return None
-    layer_types = keys.get("layer_types")
+    layer_types = keys.get("layer_types") or []
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise CheckpointError(keys.path, f"layer_types is {layer_types!r}, expected a list of strings")
+    kinds = set(layer_types)
     if class_name.startswith("Qwen"):
         if not keys.get("use_sliding_window", False):
             return None
         first = keys.get("max_window_layers", 28)
-        layer_types = layer_types or ["full_attention" if i < first else "sliding_attention" for i in range(num_layers)]
-    kinds = set(layer_types or ["sliding_attention"])
+        if isinstance(first, bool) or not isinstance(first, int):
+            raise CheckpointError(keys.path, f"max_window_layers is {first!r}, expected an integer")
+        if not kinds:
+            kinds |= {"full_attention"} if first > 0 else set()
+            kinds |= {"sliding_attention"} if first < num_layers else set()
+    kinds = kinds or {"sliding_attention"}
     if kinds == {"full_attention"}:
         return None
     if kinds != {"sliding_attention"}:
-        raise UnsupportedError(f"{keys.path}: layers of different attention ({', '.join(sorted(map(str, kinds)))})")
+        raise UnsupportedError(f"{keys.path}: layers of different attention ({', '.join(sorted(kinds))})")
     return keys.integer("sliding_window")
 
 

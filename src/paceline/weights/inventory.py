@@ -45,13 +45,20 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def check_layers(path: Path, config: ModelConfig, num_tensors: int) -> None:
+    """Raises CheckpointError for more layers than a file with so many tensors can have. Before ``expected_shapes``: its
+    answer grows with the layers, whatever a damaged configuration says.
+    """
+    if config.num_layers > num_tensors:
+        raise CheckpointError(path, f"says it has {config.num_layers} layers but holds only {num_tensors} tensors")
+
+
 def check_inventory(path: Path, config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raises CheckpointError for a tensor that is missing or has another shape, UnsupportedError for one left over.
 
     A tensor that nothing reads (a bias, a scale, an expert) would have changed the result: it is not passed over.
     """
-    if config.num_layers > len(shapes):
-        raise CheckpointError(path, f"says it has {config.num_layers} layers but holds only {len(shapes)} tensors")
+    check_layers(path, config, len(shapes))
     expected = expected_shapes(config)
     for name, shape in expected.items():
         if name not in shapes:

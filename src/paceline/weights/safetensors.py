@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.weights.huggingface_config import config_from_json
-from paceline.weights.inventory import check_inventory, expected_shapes
+from paceline.weights.inventory import check_inventory, check_layers, expected_shapes
 from paceline.weights.mapped_file import map_file
 from paceline.weights.quantization_config import Quantization, read_quantization
 from paceline.weights.quantized_modules import QuantizedModule, is_zero, split_modules
@@ -66,6 +66,7 @@ class HuggingFaceCheckpoint:
         self._buffers = {file: map_file(file) for file in weight_files(path)}
         entries = self._read_entries()
         self._config_files, quantization = _read_quantization(path, values, entries)
+        check_layers(path, self.config, len(entries))
         needed = expected_shapes(self.config)
         self._modules: dict[str, QuantizedModule] = {}
         self._tensors: dict[str, Entry] = {}
