@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from model_files import file_config, write_directory_model, write_gguf_model
 from rounded_models import RoundedModel
 
@@ -14,7 +15,7 @@ from paceline.errors import CheckpointError, PacelineError
 from paceline.quantize.export.write import write_model
 from paceline.quantize.scheme import Scheme
 from paceline.weights.checkpoint import open_checkpoint
-from paceline.weights.checksums import verify_checksums
+from paceline.weights.checksums import KEY, verify_checksums
 from paceline.weights.gguf import read_header
 from paceline.weights.mapped_file import map_file
 
@@ -109,3 +110,24 @@ def test_the_tensor_and_the_file_are_named(folder: Path, tmp_path: Path) -> None
 def test_files_of_others_have_none(folder: Path, tmp_path: Path) -> None:
     assert verify_checksums(folder / "source.gguf") is None
     assert verify_checksums(write_directory_model(tmp_path / "m", file_config())) is None
+
+
+@pytest.mark.parametrize(
+    "checksums",
+    [
+        "[" * 100_000,
+        "[1]",
+        "7",
+        '{"tensors": {}, "files": {"../source.gguf": 0}}',
+        '{"tensors": {}, "files": {"/m": 0}}',
+    ],
+)
+def test_checksums_that_cannot_be_are_damage(folder: Path, tmp_path: Path, checksums: str) -> None:
+    """Those of files outside the directory, which are not read, too."""
+    shutil.copytree(folder / "own", tmp_path / "own")
+    path = tmp_path / "own" / "model.safetensors"
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = dict(file.metadata())
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path, metadata | {KEY: checksums})
+    with pytest.raises(CheckpointError, match="is not readable: damaged"):
+        verify_checksums(tmp_path / "own")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,22 @@ def edit_tensors(directory: Path, change: Callable[[dict[str, Any], dict[str, An
     safetensors.numpy.save_file(arrays, path, metadata | {"paceline.blocks": json.dumps(blocks)})
 
 
+def edit_metadata(directory: Path, changes: dict[str, str]) -> None:
+    path = directory / "model.safetensors"
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = dict(file.metadata())
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path, metadata | changes)
+
+
+def put_twice(directory: Path) -> None:
+    """All tensors, in two parts."""
+    whole = directory / "model.safetensors"
+    shutil.copy(whole, directory / "a.safetensors")
+    whole.rename(directory / "b.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 Q = "blk.0.attn_q.weight"
 DAMAGE: dict[str, tuple[Callable[[Path], Any], type[PacelineError], str]] = {
     "version": (
@@ -191,6 +208,40 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], type[PacelineError], str]] = {
         CheckpointError,
         "no order of the inputs",
     ),
+    "order of another type": (
+        lambda path: edit_tensors(
+            path, lambda arrays, blocks: arrays.update({f"{Q}.order": arrays[f"{Q}.order"].astype(np.float32)})
+        ),
+        CheckpointError,
+        "is F32 .*no order of the inputs",
+    ),
+    "order of odd bytes": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: arrays.update({f"{Q}.order": np.zeros(513, np.int8)})),
+        CheckpointError,
+        "is I8 .*no order of the inputs",
+    ),
+    "order of nothing": (
+        lambda path: edit_tensors(
+            path, lambda arrays, blocks: arrays.update({"blk.9.attn_q.weight.order": np.zeros(128, np.int32)})
+        ),
+        CheckpointError,
+        "not there",
+    ),
+    "blocks too deep to read": (
+        lambda path: edit_metadata(path, {"paceline.blocks": "[" * 100_000}),
+        CheckpointError,
+        "paceline.blocks is missing or damaged",
+    ),
+    "header too deep to read": (
+        lambda path: (path / "model.safetensors").write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000),
+        CheckpointError,
+        "the header is corrupt",
+    ),
+    "a tensor in two parts": (
+        lambda path: put_twice(path),
+        CheckpointError,
+        "occurs in a.safetensors too",
+    ),
 }
 
 
@@ -211,4 +262,18 @@ def test_damage_is_named(written: Path, tmp_path: Path, what: str) -> None:
     damage(tmp_path / "m")
     with pytest.raises(error, match=message) as raised:
         open_checkpoint(tmp_path / "m").tensor(Q)
-    assert re.search(r"m/(config\.json|model\.safetensors)|/m:", str(raised.value))
+    assert re.search(r"m/(config\.json|[a-z]+\.safetensors)|/m:", str(raised.value))
+
+
+def test_a_file_need_not_be_aligned(written: Path, tmp_path: Path) -> None:
+    """The order of inputs crosses to native code, which reads whole integers."""
+    shutil.copytree(written, tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    content = path.read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")] + b" "
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + len(header) - 1 :])
+    found, expected = (open_checkpoint(each).tensor(Q) for each in (tmp_path / "m", written))
+    assert found.order is not None
+    assert found.order.flags.aligned
+    assert np.array_equal(found.order, expected.order)
+    assert np.array_equal(found.data, expected.data)

@@ -108,8 +108,10 @@ def _parse(path: Path, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The checksums in a file's metadata, which are checked themselves."""
     try:
         value = json.loads(metadata[KEY])
-        is_readable = isinstance(value["tensors"], dict) and isinstance(value.get("files", {}), dict)
-    except (TypeError, ValueError, KeyError):
+        tensors, files = value["tensors"], value.get("files", {})
+        is_readable = isinstance(tensors, dict) and isinstance(files, dict)
+        is_readable = is_readable and all(Path(name).name == name for name in files)  # nothing outside the directory
+    except (TypeError, ValueError, KeyError, RecursionError):
         is_readable = False
     if not is_readable:
         raise CheckpointError(path, f"{KEY} is not readable: damaged")

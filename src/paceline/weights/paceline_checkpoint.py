@@ -69,9 +69,15 @@ class PacelineCheckpoint:
         self._blocks: dict[str, TensorHeader] = {}
         for file, buffer in self._buffers.items():
             entries = read_entries(file, buffer)
+            if twice := self._entries.keys() & entries.keys():
+                name = min(twice)
+                raise CheckpointError(file, f"occurs in {self._entries[name].file.name} too", tensor=name)
             self._entries |= entries
             self._add_blocks(file, entries, read_metadata(file, buffer))
         check_inventory(path, self.config, {name: self.header(name).shape for name in self.names()})
+        for name, entry in self._entries.items():
+            if name.endswith(ORDER_SUFFIX) and name.removesuffix(ORDER_SUFFIX) not in self._entries:
+                raise CheckpointError(entry.file, "is the order of a tensor that is not there", tensor=name)
 
     @property
     def path(self) -> str:
@@ -107,8 +113,11 @@ class PacelineCheckpoint:
         entry = self._entries.get(name + ORDER_SUFFIX)
         if entry is None:
             return None
-        order = self._bytes(name + ORDER_SUFFIX).view("<i4")
-        if len(shape) != 2 or not np.array_equal(np.sort(order), np.arange(shape[1])):
+        if len(shape) != 2 or (entry.dtype, entry.shape) != ("I32", (shape[1],)):
+            problem = f"is {entry.dtype} {entry.shape}: no order of the inputs of a tensor {shape}"
+            raise CheckpointError(entry.file, problem, tensor=name + ORDER_SUFFIX)
+        order = self._bytes(name + ORDER_SUFFIX).view("<i4").astype(np.int32)  # aligned, wherever it lies in the file
+        if not np.array_equal(np.sort(order), np.arange(shape[1])):
             raise CheckpointError(entry.file, "is no order of the inputs", tensor=name + ORDER_SUFFIX)
         return order
 
@@ -116,7 +125,7 @@ class PacelineCheckpoint:
         try:
             given = json.loads(metadata[BLOCKS_KEY]).items()
             blocks = {name: (str(each["kind"]), tuple(each["shape"])) for name, each in given}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(file, f"the metadata {BLOCKS_KEY} is missing or damaged") from error
         for name, (kind, shape) in blocks.items():
             if name not in entries:

@@ -57,7 +57,7 @@ def _read_header(path: Path, buffer: mmap.mmap) -> tuple[dict[str, Any], int]:
         raise CheckpointError(path, f"announces a header of {header_bytes:,} bytes in a file of {size:,}: truncated?")
     try:
         header = json.loads(buffer[8:data_start])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"the header is corrupt: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(path, "the header is not a JSON object")
