@@ -44,6 +44,10 @@ inline simde__m512 paceline_cvtepi32_ps(simde__m512i x) {
 #define _mm512_cvtepu16_epi32(x)                                    \
   paceline_join_i(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), \
                   _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1)))
+#undef _mm512_cvtepu8_epi32
+#define _mm512_cvtepu8_epi32(x) paceline_join_i(_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32(x) paceline_join_i(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))
 #undef _mm512_cvtepi32_epi16
 inline __m256i paceline_cvtepi32_epi16(simde__m512i x) {
   simde__m512i_private p = simde__m512i_to_private(x);
