@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         metavar="REF",
-        help="what they are compared with, a MODEL as above, or none (default: the first model, its weights brought "
-        "to f32, over keys and values in f32)",
+        help="what they are compared with, a MODEL as above but with weights, keys and values in f32 unless it says "
+        "otherwise (MODEL:native), or none (default: the first model)",
     )
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to score (default: one of Paceline's own)")

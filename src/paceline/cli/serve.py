@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-stall-s", type=float, metavar="S", help="time without progress from which it is not ready (default 60)")
     add("--metrics-by-client", action="store_true", help="tell the metrics of each key apart")
     add("--otel", action="store_true", help="a span for each request, sent where the OTEL_* variables say")
+    add("--send-s", type=float, metavar="S", help="longest that a client may take nothing of its answer (default 60)")
     add("--shutdown-s", type=float, metavar="S", help="time that running answers get after SIGTERM (default 30)")
     add_engine_arguments(parser)
 
