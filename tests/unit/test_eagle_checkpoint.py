@@ -87,6 +87,7 @@ def test_t2d_is_ignored(tmp_path: Path) -> None:
     [
         ({"architectures": ["LlamaForCausalLMEagle3"]}, UnsupportedError, "LlamaForCausalLMEagle3"),
         ({"architectures": ...}, UnsupportedError, "architectures"),
+        ({"architectures": 7}, UnsupportedError, "architectures is 7"),
         ({"hidden_size": 32, "head_dim": 16}, CheckpointError, "hidden_size is 32, but the target has 64"),
         ({"vocab_size": 76}, CheckpointError, "vocab_size is 76, but the target has 75"),
         ({"num_hidden_layers": 2}, CheckpointError, "num_hidden_layers is 2"),

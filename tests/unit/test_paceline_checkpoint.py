@@ -208,6 +208,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], type[PacelineError], str]] = {
         CheckpointError,
         "no order of the inputs",
     ),
+    "bytes of another type": (
+        lambda path: edit_tensors(path, lambda arrays, blocks: arrays.update({Q: arrays[Q].astype(np.float32)})),
+        CheckpointError,
+        r"is Q4G32Z \(128, 128\) but has F32",
+    ),
     "order of another type": (
         lambda path: edit_tensors(
             path, lambda arrays, blocks: arrays.update({f"{Q}.order": arrays[f"{Q}.order"].astype(np.float32)})
@@ -263,6 +268,21 @@ def test_damage_is_named(written: Path, tmp_path: Path, what: str) -> None:
     with pytest.raises(error, match=message) as raised:
         open_checkpoint(tmp_path / "m").tensor(Q)
     assert re.search(r"m/(config\.json|[a-z]+\.safetensors)|/m:", str(raised.value))
+
+
+def test_an_output_has_one_scale(folder: Path, tmp_path: Path) -> None:
+    """Of the kind that repeats it in each of its blocks, which are then read by different readers."""
+    model = RoundedModel(open_checkpoint(folder / "source.gguf"), Scheme("smoothquant", 8, None, True))
+    write_model(model, tmp_path / "m", "paceline")
+    open_checkpoint(tmp_path / "m").tensor(Q)
+
+    def damage(arrays: dict[str, Any], blocks: dict[str, Any]) -> None:
+        arrays[Q] = arrays[Q].copy()
+        arrays[Q][5, 36] ^= 1
+
+    edit_tensors(tmp_path / "m", damage)
+    with pytest.raises(CheckpointError, match=r"attn_q\.weight.*several scales"):
+        open_checkpoint(tmp_path / "m").tensor(Q)
 
 
 def test_a_file_need_not_be_aligned(written: Path, tmp_path: Path) -> None:

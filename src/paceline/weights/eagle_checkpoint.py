@@ -157,8 +157,8 @@ def config_of_head(path: Path, values: Mapping[str, Any], target: ModelConfig) -
 
     Raises CheckpointError for a missing or impossible value, UnsupportedError for another architecture.
     """
-    names = values.get("architectures") or [None]
-    if names[0] != ARCHITECTURE:
+    names = values.get("architectures")
+    if not isinstance(names, list) or names[:1] != [ARCHITECTURE]:
         raise UnsupportedError(f"{path}: architectures is {names!r}, expected [{ARCHITECTURE!r}]")
     given = {"vocab_size": target.vocab_size, "max_position_embeddings": target.context_length, "num_hidden_layers": 1}
     read = config_from_json(path, {**given, **values, "architectures": ["LlamaForCausalLM"]})

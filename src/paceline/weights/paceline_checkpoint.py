@@ -103,7 +103,15 @@ class PacelineCheckpoint:
 
     def tensor(self, name: str) -> RawTensor:
         header = self.header(name)
+        if header.kind == "Q8C":
+            self._check_channel_scales(name, header.shape[0])
         return RawTensor(name, header.shape, header.kind, self._bytes(name), self._order(name, header.shape))
+
+    def _check_channel_scales(self, name: str, num_outputs: int) -> None:
+        """CheckpointError where blocks of one output differ in its scale: readers take it from whichever they like."""
+        scales = self._bytes(name).reshape(num_outputs, -1, BLOCK_KINDS["Q8C"][1])[:, :, :4]
+        if (scales != scales[:, :1]).any():
+            raise CheckpointError(self._entries[name].file, "an output has several scales: damaged", tensor=name)
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         entry = self._entries[name]
@@ -136,8 +144,9 @@ class PacelineCheckpoint:
                 )
             block, block_bytes = BLOCK_KINDS[kind]
             rows = len(shape) == 2 and all(type(size) is int and size > 0 for size in shape) and shape[1] % block == 0
-            if not rows or entries[name].shape != (shape[0], shape[1] // block * block_bytes):
-                raise CheckpointError(file, f"is {kind} {shape} but has {entries[name].shape} bytes", tensor=name)
+            entry = entries[name]
+            if not rows or (entry.dtype, entry.shape) != ("U8", (shape[0], shape[1] // block * block_bytes)):
+                raise CheckpointError(file, f"is {kind} {shape} but has {entry.dtype} {entry.shape}", tensor=name)
             self._blocks[name] = TensorHeader(shape, kind)
 
 
