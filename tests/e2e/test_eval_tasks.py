@@ -159,6 +159,21 @@ def test_tasks_of_a_directory(tasks: Path, llm: LLM, capsys: pytest.CaptureFixtu
     assert any(line.split()[:2] == ["tiny_choice", "acc"] for line in shown.splitlines())
 
 
+def test_a_group_counts_the_documents_of_its_tasks(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tasks / "both.yaml").write_text(
+        "group: tiny_both\ntask: [tiny_choice, tiny_answer]\naggregate_metric_list: [{metric: acc}]\n"
+    )
+    words = ["eval", MODEL, "--tasks", "tiny_both", "--include-path", str(tasks), "--context", "256", "--limit", "1"]
+    assert main([*words, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["models"]
+    assert {task: figures["samples"] for task, figures in found["tasks"].items()} == {
+        "tiny_both": 2, "tiny_choice": 1, "tiny_answer": 1
+    }  # fmt: skip
+    assert found["tasks"]["tiny_choice"].keys() == {"acc", "acc_norm", "samples"}, "no deviation of one document"
+    assert main(words) == 0
+    assert "tiny_both: 2 documents" in capsys.readouterr().out
+
+
 def test_unknown_tasks_are_one_line(tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", MODEL, "--tasks", "no_such_task", "--include-path", str(tasks)]) == 2
     assert "tasks='no_such_task' is not possible" in capsys.readouterr().err.splitlines()[-1]
@@ -170,6 +185,7 @@ def test_unknown_tasks_are_one_line(tasks: Path, capsys: pytest.CaptureFixture[s
         (["--limit", "3"], "with --tasks only"),
         (["--tasks", "a", "--text", "b.txt"], "without --tasks"),
         (["--tasks", "a", "--reference", "none"], "without --tasks"),
+        (["--tasks", "a", "--windows", "chunks"], "without --tasks"),
     ],
 )
 def test_options_that_do_not_go_together(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--windows",
-        choices=("sliding", "chunks"),
-        default="sliding",
+        choices=eval_tasks.WINDOWS,
+        default=eval_tasks.WINDOWS[0],
         help="sliding scores every token once; chunks scores the second half of chunks side by side, as "
         "llama-perplexity does",
     )

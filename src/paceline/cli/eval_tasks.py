@@ -17,6 +17,8 @@ from paceline.errors import ParameterError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+WINDOWS = ("sliding", "chunks")
+
 TEXT_OPTIONS = ("reference", "text", "chat", "tokens", "stride", "plot", "speed")
 """What asks for something that tasks have not."""
 
@@ -43,6 +45,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in TEXT_OPTIONS:
         if getattr(args, name):
             raise ParameterError(name, str(getattr(args, name)), "without --tasks: those bring their own text")
+    if args.windows != WINDOWS[0]:
+        raise ParameterError("windows", args.windows, "without --tasks: those bring their own text")
 
 
 def evaluate_tasks(args: argparse.Namespace) -> dict[str, Any]:
@@ -87,6 +91,8 @@ def summary(document: Mapping[str, Any]) -> list[str]:
 
 
 def _value(figures: Mapping[str, Any], metric: str) -> str:
+    if metric not in figures:
+        return ""
     name, comma, rest = metric.partition(",")
     error = figures.get(f"{name}_stderr{comma}{rest}")
     return f"{figures[metric]:.4f}" + ("" if error is None else f" ± {error:.4f}")

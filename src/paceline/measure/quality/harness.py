@@ -8,6 +8,7 @@ Checked by: tests/e2e/test_eval_tasks.py, where log-likelihoods are those of the
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,9 @@ def open_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
 def run_tasks(
     llm: LLM, names: Sequence[str], manager: TaskManager, *, limit: int | None = None, report: Report = quiet
 ) -> dict[str, dict[str, Any]]:
-    """Metric -> value of each task, with ``samples``, the number of documents of it; ``limit`` is the most that are
-    taken. Standard errors stand under ``..._stderr`` where lm-eval knows them."""
+    """Metric -> value of each task and group, with ``samples``, the number of its documents; ``limit`` is the most that
+    are taken of a task. Standard errors stand under ``..._stderr`` where lm-eval knows them; what is not finite is left
+    out."""
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     found = simple_evaluate(
         model=PacelineLM(llm, report=report),
@@ -192,11 +194,16 @@ def run_tasks(
     samples = found.get("n-samples", {})
     return {
         task: {
-            **{_metric(name): float(value) for name, value in figures.items() if isinstance(value, (int, float))},
-            "samples": samples.get(task, {}).get("effective"),
+            **{_metric(name): float(value) for name, value in figures.items() if _is_metric(name, value)},
+            "samples": samples.get(task, {}).get("effective", figures.get("sample_len")),
         }
         for task, figures in found["results"].items()
     }
+
+
+def _is_metric(name: str, value: object) -> bool:
+    """``sample_len`` is none: lm-eval counts documents under this name."""
+    return name != "sample_len" and isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _metric(name: str) -> str:
