@@ -7,6 +7,8 @@ import pytest
 
 from paceline.quantize.gptq import Elimination, Problem, inverse_factor, proxy_loss, round_columns
 from paceline.quantize.grid import Grid, range_grid
+from paceline.quantize.moments import Moments
+from paceline.quantize.recipe import Recipe, quantize_together
 from paceline.quantize.scheme import Scheme
 
 SCHEME = Scheme("gptq", 4, 32)
@@ -89,6 +91,27 @@ def test_dead_inputs_do_not_break_the_factor_and_keep_their_nearest_codes() -> N
     grid = range_grid(W, SCHEME, 32)
     codes = round_columns(W.astype(np.float64), Elimination.of(damped), grid)
     np.testing.assert_array_equal(codes[:, 5], grid.codes(W)[:, 5])
+
+
+def test_inputs_that_are_all_zero_are_rounded_to_nearest() -> None:
+    W, H = problem(np.random.default_rng(1))
+    nothing = Problem(W, 0 * H).damped()
+    grid = range_grid(W, SCHEME, 32)
+    codes = round_columns(W.astype(np.float64), Elimination.of(nothing), grid)
+    np.testing.assert_array_equal(codes, grid.codes(W))
+
+
+def test_how_large_all_moments_are_does_not_matter() -> None:
+    """A dead input with a weight of its own would count for nothing, or for more than all others."""
+    W, H = problem(np.random.default_rng(1))
+    H[:, 5] = H[5] = 0
+    found = []
+    for factor in (1, 2.0**-30):  # exact
+        moments = Moments(factor * H, {"w": factor * (W @ H)})
+        found.append(quantize_together({"w": W}, moments, SCHEME, Recipe.named("best"))["w"].matrix)
+    np.testing.assert_array_equal(found[0].codes, found[1].codes)
+    np.testing.assert_array_equal(found[0].scale, found[1].scale)
+    np.testing.assert_array_equal(found[0].zero, found[1].zero)
 
 
 def test_the_target_is_the_least_squares_solution() -> None:

@@ -42,10 +42,9 @@ class Problem:
     YX: Doubles | None = None
 
     def damped(self, damping: float = DAMPING) -> Doubles:
-        """H with ``damping`` times its mean diagonal added to the diagonal; inputs that are always 0 get 1 as well."""
+        """H with ``damping`` times its mean diagonal added to the diagonal; ``damping`` itself where H is 0."""
         H = self.H.copy()
-        diagonal = np.diagonal(H)
-        H[np.diag_indices_from(H)] += np.where(diagonal == 0, 1.0, damping * diagonal.mean())
+        H[np.diag_indices_from(H)] += damping * (np.diagonal(H).mean() or 1.0)
         return H
 
     def target(self, H: Doubles) -> Doubles:
