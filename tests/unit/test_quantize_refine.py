@@ -60,6 +60,43 @@ def test_a_sweep_over_codes_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -
     assert not np.array_equal(swept, codes)
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_where_it_ends_no_single_step_is_better(symmetric: bool) -> None:
+    """Brute force on a tiny case: every code, every zero point and scales about each, one at a time."""
+    W, H, codes, grid = start(2, symmetric=symmetric)
+    W = W[:2]
+    codes, grid = codes[:2], Grid(grid.scale[:2], grid.zero[:2], 64, grid.highest_code)
+    codes, grid = refine(W, H, codes, grid, sweeps=60, symmetric=symmetric)
+    least = proxy_loss(W, grid.values(codes), H) * (1 - 1e-9)
+    for row, column in np.ndindex(codes.shape):
+        for code in range(grid.highest_code + 1):
+            tried = codes.copy()
+            tried[row, column] = code
+            assert proxy_loss(W, grid.values(tried), H) >= least
+    for row, group in np.ndindex(grid.scale.shape):
+        for zero in [] if symmetric else range(grid.highest_code + 1):
+            other = grid.zero.copy()
+            other[row, group] = zero
+            assert proxy_loss(W, Grid(grid.scale, other, 64, grid.highest_code).values(codes), H) >= least
+        stored = np.float16(grid.scale[row, group])
+        for scale in {*np.linspace(0.5, 2, 61).astype(np.float16) * stored, np.nextafter(stored, np.float16(0))}:
+            moved = grid.scale.copy()
+            moved[row, group] = scale
+            assert proxy_loss(W, Grid(moved, grid.zero, 64, grid.highest_code).values(codes), H) >= least
+
+
+def test_zero_points_move_where_that_helps_and_only_if_they_may() -> None:
+    """All weights are two steps above what codes at the ends of the range can reach."""
+    codes = np.random.default_rng(0).choice([0, 7], (3, 64)).astype(np.float32)
+    ones = np.ones((3, 1), np.float32)
+    grid = Grid(ones, 4 * ones, 64, 7)
+    W = grid.values(codes).astype(np.float64) + 2
+    _, free = refine(W, np.eye(64), codes, grid, sweeps=4, symmetric=False)
+    assert (free.zero < 4).all()
+    _, fixed = refine(W, np.eye(64), codes, grid, sweeps=4, symmetric=True)
+    np.testing.assert_array_equal(fixed.zero, grid.zero)
+
+
 def test_the_arguments_are_not_modified_and_what_cannot_improve_stays() -> None:
     W, H, codes, grid = start(1)
     kept = codes.copy(), grid.scale.copy(), grid.zero.copy()
