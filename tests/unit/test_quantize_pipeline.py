@@ -160,6 +160,38 @@ def test_a_group_that_does_not_divide_is_refused_before_any_work(tmp_path: Path)
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["key"]
 
 
+PLAIN = Settings(GPTQ, Recipe.named("plain"), TOKENS)
+"""It alone runs the quantised model only."""
+EVERY_METHOD = [
+    PLAIN,
+    *(Settings(GPTQ, Recipe.named(name), TOKENS) for name in RECIPES if name != "plain"),
+    Settings(Scheme("awq", 4, 32), Recipe(), TOKENS),
+    Settings(Scheme("smoothquant", 8, None, True), Recipe(), TOKENS),
+]
+
+
+@pytest.mark.parametrize("settings", EVERY_METHOD)
+def test_a_token_whose_embedding_is_zero_has_a_finite_weight(tmp_path: Path, settings: Settings) -> None:
+    checkpoint = tiny_checkpoint(tiny_config())
+    checkpoint.tensors["token_embd.weight"].data.view(np.float32).reshape(75, -1)[TOKENS[:, 0]] = 0
+    with WorkDirectory(tmp_path / "w", settings.key(b"")) as directory:
+        model = quantize_model(checkpoint, settings, directory)
+    assert max(model.error(name) for name in codes(model)) < 0.5
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero)")
+@pytest.mark.parametrize("settings", [settings for settings in EVERY_METHOD if settings != PLAIN])
+def test_values_that_leave_the_range_of_float32_are_an_error(tmp_path: Path, settings: Settings) -> None:
+    checkpoint = tiny_checkpoint(tiny_config())
+    for name in ("blk.0.ffn_up.weight", "blk.0.ffn_down.weight"):
+        checkpoint.tensors[name].data.view(np.float32)[:] *= 1e25
+    with (
+        WorkDirectory(tmp_path / "w", settings.key(b"")) as directory,
+        pytest.raises(CheckpointError, match=r"blk\..*calibration text are infinite"),
+    ):
+        quantize_model(checkpoint, settings, directory)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
     checkpoint = tiny_checkpoint(tiny_config())

@@ -14,7 +14,7 @@ from paceline.quantize.awq import clipped_grid, scaled_moments, search_scale
 from paceline.quantize.folding import Producer
 from paceline.quantize.forward import Stage, Values
 from paceline.quantize.grid import Doubles, Grid, Table, range_grid
-from paceline.quantize.moments import residual_of
+from paceline.quantize.moments import power, residual_of
 from paceline.quantize.recipe import Quantised, ratio
 from paceline.quantize.scheme import Scheme
 from paceline.quantize.smoothquant import rounded_per_token, search_smoothing
@@ -63,7 +63,7 @@ class InputStatistics:
         root = np.ones(len(x), np.float32)
         if self._residual is not None:
             after = original[self._residual] + original[self._stage.matrices[0]]
-            root = 1 / np.sqrt(np.mean(after.reshape(len(x), -1) ** 2, axis=1))
+            root = np.asarray(1 / np.sqrt(power(after.reshape(len(x), -1))), np.float32)
         weighted = x * root[:, None]
         # A copy, because numpy would see that both are one matrix and take a routine of half the speed a product.
         self.H += weighted.T @ weighted.copy()

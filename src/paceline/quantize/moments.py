@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from paceline.ops.graph import Node
 from paceline.quantize.forward import SequenceForward, Stage, Values, chunks
-from paceline.quantize.grid import Doubles
+from paceline.quantize.grid import Doubles, Table
+
+SMALLEST_POWER = 1e-6
+"""Norms add about as much: a stream that is 0 (a token whose embedding is) would have an infinite weight."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,17 @@ class AsymmetricMoments:
         if self._residual is not None:
             stream = original[self._residual].reshape(len(x), -1)
             if self._weigh:
-                after = stream + products[0]
-                weighted /= np.mean(after * after, axis=1, keepdims=True)
+                weighted /= power(stream + products[0])[:, None]
             if self._follow:
                 products[0] = products[0] + stream - self._quantised[self._residual][part].reshape(len(x), -1)
         np.add(self.moments.H, weighted.T @ x, out=self.moments.H)
         for name, y in zip(names, products, strict=True):
             self.moments.YX[name] += y.T @ weighted
+
+
+def power(stream: Table) -> Table:
+    """The mean square of each row of a residual stream [T, width], ``SMALLEST_POWER`` at least."""
+    return np.asarray(np.maximum(np.mean(stream * stream, axis=1), np.float32(SMALLEST_POWER)), np.float32)
 
 
 def residual_of(stage: Stage) -> str | None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import CheckpointError
 from paceline.ops.reference import Table
 from paceline.quantize.folding import Producer, can_divide_rows, divide_quantized_rows, divide_rows, producer_of
 from paceline.quantize.forward import Observer, SequenceForward, Stage, Values, checkpoint_values
@@ -27,6 +29,8 @@ from paceline.weights.raw import Checkpoint
 
 Progress = Callable[[int, int], None]
 """Called with the number of matrices that are finished and of all of them."""
+
+Seen = TypeVar("Seen", Moments, InputStatistics)
 
 WORK_VERSION = 1
 """Goes into every key: raised whenever the same settings give other bytes."""
@@ -110,8 +114,8 @@ class FinishedModel:
 def quantize_model(
     checkpoint: Checkpoint, settings: Settings, work: WorkDirectory, *, progress: Progress = lambda done, total: None
 ) -> FinishedModel:
-    """All layers' matrices, quantised. Raises CheckpointError for values that are not finite, ParameterError for a
-    group that does not divide a matrix."""
+    """All layers' matrices, quantised. Raises CheckpointError for values that are not finite, in the file or on the way
+    through the model, ParameterError for a group that does not divide a matrix."""
     run = _Run(checkpoint, settings, work)
     total = sum(len(stage.matrices) for stage in run.forward.stages)
     done = 0
@@ -172,7 +176,7 @@ class _Run:
         if tokens is None:
             return None
         if not recipe.asymmetric:
-            return input_moments(stage, self._quantised, tokens)
+            return self._finite(stage, input_moments(stage, self._quantised, tokens))
         observer = AsymmetricMoments(
             self.forward,
             stage,
@@ -181,7 +185,14 @@ class _Run:
             weigh_tokens=recipe.weigh_tokens,
         )
         self._run_original(stage, observer)
-        return self._in_file_order(observer.moments)
+        return self._finite(stage, self._in_file_order(observer.moments))
+
+    def _finite(self, stage: Stage, seen: Seen) -> Seen:
+        """``seen``; CheckpointError when the model's values have left the range of float32 on their way here."""
+        if not np.isfinite(seen.H).all():
+            problem = "its inputs over the calibration text are infinite or not numbers"
+            raise CheckpointError(self._checkpoint.path, problem, tensor=stage.matrices[0])
+        return seen
 
     def _run_original(self, stage: Stage, observe: Observer | None) -> None:
         if self._runs_original:
@@ -199,6 +210,7 @@ class _Run:
         assert tokens is not None, "they look at tokens"
         seen = InputStatistics(stage, (tokens.shape[0], tokens.shape[1]))
         self._run_original(stage, seen)
+        self._finite(stage, seen)
         tables = {name: checkpoint_values(self._checkpoint, name) for name in stage.matrices}
         quantize = quantize_awq if scheme.method == "awq" else quantize_smoothquant
         producer = self._producer(stage)
