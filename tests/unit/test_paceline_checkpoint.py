@@ -104,6 +104,43 @@ def test_every_configuration_comes_back(changes: dict[str, Any]) -> None:
     assert config_of(Path("config.json"), values["model"]) == config
 
 
+LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads is 3"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": "small"}, "could not convert"),
+        ({"draft_vocab_size": 3}, "draft_vocab_size is 3"),
+        ({"input_norms": True}, "input_norms is True"),
+        *(
+            ({"rope": RopeConfig(theta, dim, scaling)}, name)
+            for theta, dim, scaling, name in [
+                (-1.0, 16, None, "rope.theta is -1"),
+                (1e4, -2, None, "rope.dim is -2"),
+                (1e4, 7, None, "rope.dim is 7"),
+                (1e4, 64, None, "rope.dim is 64"),
+                (1e4, 16, replace(LLAMA3, kind="yarn"), "rope.scaling.kind is 'yarn'"),
+                (1e4, 16, replace(LLAMA3, factor=0.0), "rope.scaling.factor is 0"),
+                (1e4, 16, replace(LLAMA3, factor="x"), "could not convert"),
+                (1e4, 16, replace(LLAMA3, low_freq_factor=4.0), "rope.scaling.high_freq_factor is 4"),
+                (1e4, 16, replace(LLAMA3, original_context=None), "damaged"),
+                (1e4, 16, replace(LLAMA3, factors=(1.0,)), "rope.scaling.factors"),
+                (1e4, 16, RopeScaling("factors", factors=(1.0,) * 7), "rope.scaling.factors"),
+                (1e4, 16, RopeScaling("factors", factors=(1.0,) * 7 + (0.0,)), "rope.scaling.factors"),
+            ]
+        ),
+    ],
+)
+def test_values_that_no_model_has_are_named(changes: dict[str, Any], name: str) -> None:
+    config = replace(file_config(), **changes)
+    values = json.loads(json.dumps(config_values(config, interleaved_rope=True)))["quantization_config"]
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        config_of(Path("config.json"), values["model"])
+
+
 def edit_config(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     values = json.loads((directory / "config.json").read_text())
     change(values["quantization_config"])

@@ -17,8 +17,10 @@ Checked by: tests/unit/test_paceline_checkpoint.py.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +183,44 @@ def config_of(path: Path, values: Any) -> ModelConfig:
     try:
         rope = dict(values["rope"])
         if rope.get("scaling") is not None:
-            scaling = dict(rope["scaling"])
-            rope["scaling"] = RopeScaling(**{**scaling, "factors": tuple(map(float, scaling.get("factors", ())))})
+            rope["scaling"] = _scaling_of(rope["scaling"])
         rope["theta"], rope["dim"] = float(rope["theta"]), int(rope["dim"])
         epsilon = float(values["rms_norm_eps"])
-        return ModelConfig(**{**values, "rope": RopeConfig(**rope), "rms_norm_eps": epsilon})
-    except (TypeError, ValueError, KeyError) as error:
+        config = ModelConfig(**{**values, "rope": RopeConfig(**rope), "rms_norm_eps": epsilon})
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise CheckpointError(path, f"quantization_config.model is damaged: {error}") from error
+    _check_values(path, config)
+    return config
+
+
+def _scaling_of(given: Mapping[str, Any]) -> RopeScaling:
+    """Raises TypeError, ValueError and KeyError for what cannot be one."""
+    numbers = {name: float(given[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    factors, context = tuple(map(float, given["factors"])), int(given["original_context"])
+    return RopeScaling(**{**given, **numbers, "factors": factors, "original_context": context})
+
+
+def _check_values(path: Path, config: ModelConfig) -> None:
+    """CheckpointError for values that no such model has; arithmetic would go on with most of them."""
+    rope, scaling = config.rope, config.rope.scaling or RopeScaling("linear")
+    positive = {
+        "rms_norm_eps": (config.rms_norm_eps,),
+        "rope.theta": (rope.theta,),
+        "rope.scaling.factor": (scaling.factor,),
+        "rope.scaling.low_freq_factor": (scaling.low_freq_factor,),
+        "rope.scaling.original_context": (scaling.original_context,),
+        "rope.scaling.factors": scaling.factors,
+    }
+    possible = {name: all(0 < number < math.inf for number in numbers) for name, numbers in positive.items()} | {
+        "num_kv_heads": config.num_heads % config.num_kv_heads == 0,
+        "rope.dim": 0 < rope.dim <= config.head_dim and rope.dim % 2 == 0,
+        "rope.scaling.kind": scaling.kind in ("linear", "llama3", "factors"),
+        "rope.scaling.high_freq_factor": scaling.low_freq_factor < scaling.high_freq_factor < math.inf,
+        "draft_vocab_size": config.draft_vocab_size is None,
+        "input_norms": config.input_norms is False,
+    }
+    possible["rope.scaling.factors"] &= len(scaling.factors) == (rope.dim // 2 if scaling.kind == "factors" else 0)
+    for name, is_possible in possible.items():
+        if not is_possible:
+            given = attrgetter(name)(config)
+            raise CheckpointError(path, f"quantization_config.model.{name} is {given!r}, which no such model has")
