@@ -112,7 +112,7 @@ def test_conversations_are_read_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     odd = [{"role": "user", "content": "a\u2028b\x85c"}, TURNS[1]]
     lines = [json.dumps(TURNS) + "\r", "", json.dumps({"messages": odd, "id": 3}, ensure_ascii=False), ""]
-    path.write_text("\n".join(lines), "utf-8")
+    path.write_text("\n".join(lines), "utf-8-sig")
     assert read_conversations(path) == [TURNS, odd]
 
 

@@ -160,7 +160,7 @@ def read_conversations(path: Path) -> list[Messages]:
     """
     conversations: list[Messages] = []
     # Not splitlines: JSON may hold other characters that end a line, such as U+2028.
-    for number, line in enumerate(read_text(path, field="chat").split("\n"), 1):
+    for number, line in enumerate(read_text(path, field="chat").removeprefix("\ufeff").split("\n"), 1):
         if not line.strip():
             continue
         try:
