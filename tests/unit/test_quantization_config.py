@@ -128,6 +128,11 @@ def test_published_configurations_are_read(values: dict[str, Any], expected: Lay
     assert layout(values) == expected
 
 
+@pytest.mark.parametrize("values", [GPTQ_CONFIG | {"bits": 4.0}, compressed({"num_bits": 4.0})])
+def test_bits_are_an_integer_however_they_are_written(values: dict[str, Any]) -> None:
+    assert type(layout(values).bits) is int
+
+
 def test_an_old_name_of_the_key() -> None:
     values = {key: value for key, value in compressed().items() if key != "quant_method"}
     assert read(values, "compression_config").layout(UP) == PackedLayout(4, 128, True)

@@ -84,7 +84,7 @@ class Values:
         choices = tuple(allowed)
         if isinstance(value, bool) is not isinstance(choices[0], bool) or value not in choices:
             raise self.unsupported(key, ", ".join(map(str, choices)))
-        return value
+        return choices[choices.index(value)]  # not the value: 4.0 is 4, but no number of bits
 
     def group(self, key: str, default: int | None) -> int | None:
         """Inputs that share a scale; -1 and 0 are all of them, None."""
