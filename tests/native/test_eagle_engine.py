@@ -254,6 +254,21 @@ def test_a_configuration_opens_the_drafter(random_head: Path) -> None:
     assert all(same(*pair) for pair in zip(run(engine, PROMPTS, PARAMS["greedy"]), expected, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["F32", "Q5_0", "Q4G32Z"])
+def test_shared_embeddings_are_not_counted(random_head: Path, kind: str) -> None:
+    """Whatever they take in the target's memory, which is not what they take in its file."""
+    shared = tiny_checkpoint(tiny_config(vocab_size=VOCAB), kinds={"token_embd.weight": kind})
+    config = engine_config(
+        shared.config, num_pages=32, rows=32, max_batch=4, context_length=CONTEXT, speculate=f"eagle:{random_head}"
+    )
+    head = find_eagle_head(shared, config, CONTEXT)
+    assert head is not None
+    drafter = head.open(NativeExecutor.load(shared, config), exact=False)
+    assert isinstance(drafter._executor, NativeExecutor)
+    vectors = sum(4 * head.checkpoint.header(name).shape[0] for name in head.checkpoint.names() if "norm" in name)
+    assert head.num_bytes - (head.config.kv_memory_bytes or 0) == drafter._executor.weight_bytes + vectors
+
+
 def test_only_one_head_that_exists(random_head: Path, tmp_path: Path) -> None:
     two = EngineConfig(speculate=f"eagle:{random_head}+eagle:{tmp_path}")
     with pytest.raises(ParameterError, match="one eagle head"):

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config import EngineConfig, parse_speculate
-from paceline.engine.memory import weight_bytes
+from paceline.engine.memory import tensor_bytes, weight_bytes
 from paceline.errors import ParameterError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, pages_for
@@ -31,7 +31,8 @@ class EagleHead:
     @property
     def num_bytes(self) -> int:
         """What it takes of the memory: weights, keys and values."""
-        embedding = self.checkpoint.tensor(EMBEDDING).data.nbytes
+        weights = self.config.weights_of(EMBEDDING, tied_embeddings=False)
+        embedding = tensor_bytes(self.checkpoint.header(EMBEDDING), weights)
         shared = 0 if self.checkpoint.has_embeddings else embedding
         return weight_bytes(self.checkpoint, self.config) - shared + (self.config.kv_memory_bytes or 0)
 

@@ -14,12 +14,13 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Bytes of all weights in the formats that ``config`` chooses; vectors are held in f32."""
     tied = checkpoint.config.tie_embeddings
     return sum(
-        _tensor_bytes(checkpoint.header(name), config.weights_of(name, tied_embeddings=tied))
+        tensor_bytes(checkpoint.header(name), config.weights_of(name, tied_embeddings=tied))
         for name in checkpoint.names()
     )
 
 
-def _tensor_bytes(tensor: TensorHeader, weights: WeightFormat) -> int:
+def tensor_bytes(tensor: TensorHeader, weights: WeightFormat) -> int:
+    """Bytes of one tensor in the format that ``weights`` makes of its kind."""
     if len(tensor.shape) != 2:
         return 4 * math.prod(tensor.shape)
     if tensor.kind not in NATIVE_FORMATS:  # the loader will say what is wrong with this kind
