@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,8 @@ from test_structured_answers import PARAMS, PROMPTS, STRUCTURES, alone, make_eng
 
 from paceline.config import Acceptance
 from paceline.params import Structure
-from paceline.sampling.constraint import Constraint, allows
+from paceline.sampling.constraint import FORCED_A_TOKEN, Constraint, allows
+from paceline.sampling.grammar import Matcher
 from paceline.speculate.draft import Draft
 from paceline.speculate.forced import ForcedDrafter
 from paceline.speculate.speculator import Speculator
@@ -81,6 +83,38 @@ def test_it_keeps_within_limits() -> None:
     for room in range(3):  # the pass itself yields the last token
         assert len(proposed(constraint_of(structure), room=room) or ()) == max(0, room - 1)
     assert proposed(None) is None
+
+
+def test_long_texts_are_not_spelled_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all, some times as many tokens as the answer has, whoever spells it."""
+    text = b"abcab12" * 200
+    spelled: list[int] = []
+    forced = Matcher.forced
+
+    def counted(self: Matcher) -> list[int]:
+        tokens = forced(self)
+        spelled.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Matcher, "forced", counted)
+    structure = Structure("choice", json.dumps([text.decode()]))
+    as_drafted, bytewise = constraint_of(structure), constraint_of(structure)
+    written = b""
+    while written != text:
+        draft = proposed(as_drafted, limit=3)
+        assert draft is not None
+        assert 1 <= len(draft) <= 3
+        as_drafted.advance(draft.tokens[0])
+        written += SPELLED[draft.tokens[0]]
+    assert len(spelled) == 1
+    assert proposed(as_drafted) is None
+    spelled.clear()
+    num_drafts = 0
+    for byte in text:
+        num_drafts += proposed(bytewise) is not None
+        bytewise.advance(byte)
+    assert sum(spelled) <= FORCED_A_TOKEN * 2 * len(text)
+    assert num_drafts > 50
 
 
 @pytest.mark.parametrize("kind", STRUCTURES)

@@ -39,5 +39,5 @@ class ForcedDrafter:
         if context.constraint is None:
             return None
         limit = min(limit, context.max_tokens - len(context.tokens) - 1, MAX_NODES)
-        tokens = context.constraint.forced()[: max(0, limit)]
+        tokens = context.constraint.forced(max(0, limit))
         return Draft.chain(tokens, [CONFIDENCE] * len(tokens), self.name) if tokens else None
