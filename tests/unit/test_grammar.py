@@ -281,7 +281,7 @@ def test_a_grammar_beyond_its_limits_tells_and_raises_nothing(monkeypatch: pytes
     assert constraint.masks([97], [0])[1].all()
     assert isinstance(constraint.error, RequestError)
     assert constraint.num_allowed([97]) == 0
-    assert constraint.forced() == []
+    assert constraint.forced(64) == []
 
 
 def test_a_model_without_an_end_of_text_has_no_structured_answers() -> None:
