@@ -76,7 +76,7 @@ def test_a_header_of_other_values(whole: Path, tmp_path: Path, data: st.DataObje
     header = json.loads(content[8 : 8 + header_bytes])
     name = data.draw(st.sampled_from(sorted(header)))
     field = data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))
-    sizes = st.lists(st.integers(0, 200), max_size=3)
+    sizes = st.lists(st.one_of(st.integers(0, 200), st.sampled_from([2**31, 2**63, 2**70])), max_size=70)
     types = st.sampled_from(["I8", "U8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "F8_E4M3"])
     header[name][field] = data.draw(st.one_of(ANYTHING, sizes, types))
     text = json.dumps(header).encode()
@@ -116,3 +116,17 @@ def test_every_truncation_is_reported(whole: Path, tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**70], [2**63, 0], [2**40, 2**40, 0], [0] * 70])
+def test_empty_tensors_of_any_shape_are_damage(whole: Path, tmp_path: Path, shape: list[int]) -> None:
+    """They have the bytes of their shape."""
+    content, _ = copy(whole, tmp_path)
+    header_bytes = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + header_bytes])
+    name = next(name for name, entry in header.items() if entry["dtype"] == "I32")
+    header[name] |= {"shape": shape, "data_offsets": [0, 0]}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content[8 + header_bytes :])
+    with pytest.raises(CheckpointError, match="corrupt"):
+        open_checkpoint(tmp_path)

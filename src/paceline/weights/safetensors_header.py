@@ -21,6 +21,8 @@ from paceline.weights.inventory import Shape
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "I16": 2, "I32": 4, "I64": 8}
 """Bytes of a number of the types whose tensors are checked to have as many as their shape says."""
 
+MAX_DIMENSIONS = 8
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -68,6 +70,8 @@ def _entry(path: Path, name: str, fields: Any, data_start: int, file_bytes: int)
     try:
         dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
         valid = all(type(number) is int and number >= 0 for number in (*shape, begin, end)) and begin <= end
+        # An empty tensor has the bytes of its shape whatever its other sizes are; arrays do not take any.
+        valid = valid and len(shape) <= MAX_DIMENSIONS and math.prod(max(size, 1) for size in shape) <= 8 * file_bytes
     except (KeyError, TypeError, ValueError):
         valid = False
     if not valid:
