@@ -10,9 +10,11 @@ from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 
 from paceline.config import ModelConfig
 from paceline.quantize import pipeline
+from paceline.quantize.awq import clipped_grid
+from paceline.quantize.folding import Producer
 from paceline.quantize.forward import SequenceForward, Values, checkpoint_values
 from paceline.quantize.grid import Table
-from paceline.quantize.input_scaling import InputStatistics
+from paceline.quantize.input_scaling import InputStatistics, quantize_awq
 from paceline.quantize.pipeline import FinishedModel, Settings, quantize_model
 from paceline.quantize.recipe import Recipe
 from paceline.quantize.scheme import Method, Scheme
@@ -125,7 +127,13 @@ def test_a_scale_that_nobody_can_absorb_is_left_out(
     assert error(model) < 0.5
 
 
-def test_statistics_are_those_of_all_tokens() -> None:
+@pytest.mark.parametrize("sample", [100, 768])
+def test_statistics_are_those_of_all_tokens_and_the_sample_some_of_them(
+    sample: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.quantize.input_scaling.SAMPLE_TOKENS", sample)
+    monkeypatch.setattr("paceline.quantize.forward.CHUNK_TOKENS", 128)
+    drawn = np.sort(np.random.default_rng(0).permutation(512)[:sample])
     forward = SequenceForward(uneven_checkpoint(tiny_config()))
     values: Values = {}
     for stage in forward.stages:
@@ -136,7 +144,8 @@ def test_statistics_are_those_of_all_tokens() -> None:
         def observe(part: slice, all_values: Values, seen=seen, made=made) -> None:  # type: ignore[no-untyped-def]
             if seen is not None:
                 seen(part, all_values)
-            made.update({name: table.copy() for name, table in all_values.items()})
+            for name, table in all_values.items():
+                made[name] = np.concatenate([made[name], table]) if name in made else table.copy()
 
         forward.run(stage, values, TOKENS, observe=observe)
         if seen is None:
@@ -150,5 +159,26 @@ def test_statistics_are_those_of_all_tokens() -> None:
         w = np.ones(512) if after is None else 1 / (after.reshape(512, -1).astype(np.float64) ** 2).mean(axis=1)
         np.testing.assert_allclose(seen.H, (X * w[:, None]).T @ X, rtol=1e-3, atol=1e-4 * np.abs(seen.H).max())
         np.testing.assert_array_equal(seen.largest, np.abs(X).max(axis=0))
-        np.testing.assert_array_equal(seen.X, X)  # fewer tokens than a sample has: all of them, in order
-        np.testing.assert_allclose(seen.token_weights, np.sqrt(w), rtol=1e-4)
+        np.testing.assert_array_equal(seen.X, X[drawn])
+        np.testing.assert_allclose(seen.token_weights, np.sqrt(w)[drawn], rtol=1e-4)
+
+
+def test_ranges_are_searched_for_the_inputs_as_they_are_then() -> None:
+    """Those divided by the scale: what the matrix is multiplied with."""
+    forward = SequenceForward(uneven_checkpoint(tiny_config()))
+    values: Values = {}
+    forward.run(forward.stages[0], values, TOKENS)
+    stage = forward.stages[1]
+    seen = InputStatistics(stage, (8, 64))
+    forward.run(stage, dict(values), TOKENS, observe=seen)
+    tables = {name: forward.weights.values(name) for name in stage.matrices}
+    found = quantize_awq(tables, seen, AWQ, Producer("norm"))
+    assert found.divisor is not None
+    scaled = seen.H / np.outer(found.divisor, found.divisor)
+    for name, W in tables.items():
+        grid = clipped_grid(W * found.divisor, scaled, AWQ, 32)
+        matrix = found.quantised[name].matrix
+        np.testing.assert_array_equal(matrix.scale, grid.scale)
+        np.testing.assert_array_equal(matrix.codes, grid.codes(W * found.divisor))
+        lost = np.einsum("nk,kj,nj->", E := matrix.values() / found.divisor - W, seen.H, E)
+        assert found.quantised[name].error == pytest.approx(np.sqrt(lost / np.einsum("nk,kj,nj->", W, seen.H, W)))

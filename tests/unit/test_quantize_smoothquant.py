@@ -82,6 +82,18 @@ def test_the_factors_are_the_best_of_all_that_were_tried(producer: Producer, wei
     np.testing.assert_array_equal(found.scale, producer.spread(producer.pool(found.scale, np.mean)))
 
 
+def test_uneven_weights_get_the_papers_factors() -> None:
+    """max|X|^alpha / max|W|^(1 - alpha): only factors that look at the weights even them out."""
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((24, WIDTH)).astype(np.float32)
+    W = (rng.standard_normal((6, WIDTH)) * 10.0 ** rng.uniform(-1.5, 1.5, WIDTH)).astype(np.float32)
+    largest = np.abs(X).max(axis=0)
+    found = search_smoothing(W, X, rounded, Producer("norm"), largest=largest, strengths=(0.75,))
+    assert (found.family, found.strength) == ("largest", 0.75)
+    factors = largest**0.75 / np.abs(W).max(axis=0) ** 0.25
+    np.testing.assert_allclose(found.scale, factors / np.sqrt(factors.max() * factors.min()), rtol=1e-5)
+
+
 def test_inputs_that_round_exactly_are_not_smoothed() -> None:
     rng = np.random.default_rng(2)
     X = rng.integers(-127, 128, (8, WIDTH)).astype(np.float32)
