@@ -200,6 +200,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], type[PacelineError], str]] = {
         UnsupportedError,
         "has moe: update",
     ),
+    "rope order": (
+        lambda path: edit_config(path, lambda values: values.pop("interleaved_rope")),
+        CheckpointError,
+        "interleaved_rope is None",
+    ),
     "architecture": (
         lambda path: edit_config(path, lambda values: values["model"].update(architecture="bloom")),
         UnsupportedError,

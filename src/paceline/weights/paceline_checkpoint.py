@@ -65,7 +65,10 @@ class PacelineCheckpoint:
                 f"reads version {VERSION}: update Paceline, or quantise again"
             )
         self.config = config_of(path / "config.json", quantization.get("model"))
-        self.interleaved_rope = bool(quantization.get("interleaved_rope"))
+        self.interleaved_rope = quantization.get("interleaved_rope")
+        if not isinstance(self.interleaved_rope, bool):
+            problem = f"quantization_config.interleaved_rope is {self.interleaved_rope!r}, expected a bool"
+            raise CheckpointError(path / "config.json", problem)
         self._buffers = {file: map_file(file) for file in weight_files(path)}
         self._entries: dict[str, Entry] = {}
         self._blocks: dict[str, TensorHeader] = {}
