@@ -31,9 +31,9 @@ def report_of(document: Mapping[str, Any]) -> Report:
         for row, model in zip(rows, [*([] if reference is None else [reference]), *document["models"]], strict=True):
             row += [f"{model['decode_tokens_per_s']:,.0f}", f"{model['prefill_tokens_per_s']:,.0f}"]
     stride = f", stride {windows['stride']}" if windows["kind"] == "sliding" else ", of each the second half"
-    tokens = document["models"][0]["tokens"]
+    tokens, number = document["models"][0]["tokens"], windows["number"]
     notes = [
-        f"{tokens:,} tokens of {document['text']}, in {windows['number']} {windows['kind']} windows of "
+        f"{tokens:,} tokens of {document['text']}, in {number} {windows['kind']} window{'s' * (number != 1)} of "
         f"{windows['context']}{stride}"
     ]
     if reference is not None:
