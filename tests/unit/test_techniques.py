@@ -1,4 +1,4 @@
-"""TECHNIQUES.md names files and commands that exist."""
+"""TECHNIQUES.md and docstrings name files that exist."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def test_every_technique_has_file_source_and_test() -> None:
     for cells in table:
         assert len(cells) == 5, cells
         assert all(cells[:4]), f"{cells[0]} lacks a file, a source or a test"
+
+
+def test_every_test_that_code_names_exists() -> None:
+    """Their modules say "Checked by"."""
+    found = []
+    for source in (ROOT / "src").rglob("*.py"):
+        found += re.findall(r"(?:tests|benchmarks)/[a-z_0-9/]+\.py", source.read_text("utf-8"))
+    assert len(found) > 50
+    assert [path for path in found if not (ROOT / path).exists()] == []
 
 
 def test_a_wrong_path_is_found() -> None:

@@ -7,7 +7,7 @@ order; a token's score is minus the place of the first merge that makes it, whic
 
 Whatever is found, the result must give the ids of tokenizer.json for all PROBES, or the tokenizer is refused.
 
-Checked by: tests/unit/test_export_vocabulary.py, tests/golden/test_export_llama_cpp.py.
+Checked by: tests/unit/test_export_vocabulary.py, tests/interchange/test_llama_cpp.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tokenizer of a model as the files of a Hugging Face directory.
 
-Checked by: tests/golden/test_export_tokenizer.py, against Transformers' AutoTokenizer.
+Checked by: tests/golden/test_export_transformers.py, against Transformers' AutoTokenizer.
 """
 
 from __future__ import annotations
