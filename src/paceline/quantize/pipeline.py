@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 Seen = TypeVar("Seen", Moments, InputStatistics)
 
-WORK_VERSION = 1
+WORK_VERSION = 2
 """Goes into every key: raised whenever the same settings give other bytes."""
 
 DIVISOR = "divisor"
