@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -105,6 +106,18 @@ def test_the_tensor_and_the_file_are_named(folder: Path, tmp_path: Path) -> None
     settings.write_text(settings.read_text().replace("im_end", "im_emd"))
     with pytest.raises(CheckpointError, match=r"own/tokenizer_config\.json.*changed or damaged"):
         verify_checksums(settings.parent)
+
+
+def test_a_part_without_checksums_among_others_is_found(folder: Path, tmp_path: Path) -> None:
+    """As one that another program wrote anew; whether it is the first or the last."""
+    shutil.copytree(folder / "compressed", tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "b.safetensors")
+    for other in ("a.safetensors", "c.safetensors"):
+        safetensors.numpy.save_file({"x": np.zeros(3, np.float32)}, tmp_path / "m" / other)
+        index = {"weight_map": {"x": other, "y": "b.safetensors"}}
+        (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match=rf"{other}: has no checksums"):
+            verify_checksums(tmp_path / "m")
 
 
 def test_files_of_others_have_none(folder: Path, tmp_path: Path) -> None:

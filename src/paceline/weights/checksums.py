@@ -84,12 +84,16 @@ def _verify_gguf(path: Path) -> int | None:
 
 def _verify_directory(directory: Path) -> int | None:
     total = 0
-    for path in weight_files(directory):
-        buffer = map_file(path)
+    buffers = {path: map_file(path) for path in weight_files(directory)}
+    all_metadata = {path: read_metadata(path, buffer) for path, buffer in buffers.items()}
+    without = [path for path, metadata in all_metadata.items() if KEY not in metadata]
+    if len(without) == len(buffers):
+        return None
+    if without:
+        raise CheckpointError(without[0], "has no checksums, and others beside it have: damaged or exchanged")
+    for path, metadata in all_metadata.items():
+        buffer = buffers[path]
         entries = read_entries(path, buffer)
-        metadata = read_metadata(path, buffer)
-        if KEY not in metadata:
-            return None
         expected = _parse(path, metadata)
         for name, checksum in expected.get("files", {}).items():
             if not (directory / name).is_file():
