@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="of gptq: best (default) joins what helps; gptaq meets the original's outputs; plain is GPTQ as published",
+        help="of gptq: best (default) joins what helps; gptaq goes some of the way to the original's outputs; plain is "
+        "GPTQ as published",
     )
     how.add_argument(
         "--calibration",

@@ -1,9 +1,11 @@
 """How a stage's matrices become codes: rounding to nearest, GPTQ, GPTAQ, and the best that is known here.
 
-The best joins, in this order: what is to be met are the original's outputs and its residual stream (GPTAQ,
-``moments``), a search over the ranges of each group, GPTQ with these and with the whole ranges, of which every row
-keeps what loses less, and coordinate descent over codes, scales and zero points. What each is worth stands in
+The best joins, in this order: what is to be met lies ``STRENGTH`` of the way to the original's outputs and residual
+stream (GPTAQ, ``moments``), a search over the ranges of each group, GPTQ with these and with the whole ranges, of which
+every row keeps what loses less, and coordinate descent over codes, scales and zero points. What each is worth stands in
 docs/LOG.md.
+
+Checked by: tests/unit/test_quantize_recipe.py, tests/unit/test_quantize_pipeline.py.
 """
 
 from __future__ import annotations
