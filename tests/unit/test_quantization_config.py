@@ -209,6 +209,7 @@ def test_values_of_single_modules_in_gptq() -> None:
         (GPTQ_CONFIG | {"checkpoint_format": "gptq_p"}, "checkpoint_format is 'gptq_p'"),
         (GPTQ_CONFIG | {"checkpoint_format": None, "format": "bitblas"}, "format is 'bitblas'"),
         (GPTQ_CONFIG | {"is_marlin_format": True}, "is_marlin_format: codes in the order of the Marlin kernel"),
+        (GPTQ_CONFIG | {"desc_act": "no"}, "desc_act is 'no'; Paceline reads True, False"),
         (GPTQ_CONFIG | {"pack_dtype": "int16"}, "pack_dtype is 'int16'; Paceline reads int32"),
         (GPTQ_CONFIG | {"rotation": "hadamard"}, "rotation: weights that were rotated"),
         (GPTQ_CONFIG | {"adapter": {"name": "lora"}}, "adapter: an adapter"),

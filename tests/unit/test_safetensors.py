@@ -327,6 +327,8 @@ def test_json_too_deep_to_read_is_reported(tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', expected true or false"),
+        ({"attention_bias": "no"}, "attention_bias is 'no'"),
         ({"architectures": ["MistralForCausalLM"], "layer_types": [["full_attention"]]}, "layer_types is [["),
         (
             {

@@ -61,6 +61,13 @@ class _Keys:
             raise CheckpointError(self.path, f"{key} is {value!r}, expected a positive integer")
         return value
 
+    def flag(self, key: str) -> bool:
+        """True or false; null counts as absent, which is false."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(self.path, f"{key} is {value!r}, expected true or false")
+        return bool(value)
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number; null counts as absent."""
         value = self.get(key)
@@ -104,8 +111,8 @@ def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:
         context_length=keys.integer("max_position_embeddings"),
         rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
         rope=_rope(keys, head_dim),
-        tie_embeddings=bool(keys.get("tie_word_embeddings", False)),
-        attention_bias=family.architecture == "qwen2" or bool(keys.get("attention_bias", False)),
+        tie_embeddings=keys.flag("tie_word_embeddings"),
+        attention_bias=family.architecture == "qwen2" or keys.flag("attention_bias"),
         qk_norm=family.architecture == "qwen3",
         sliding_window=_sliding_window(keys, name, num_layers),
     )
@@ -120,7 +127,7 @@ def _sliding_window(keys: _Keys, class_name: str, num_layers: int) -> int | None
         raise CheckpointError(keys.path, f"layer_types is {layer_types!r}, expected a list of strings")
     kinds = set(layer_types)
     if class_name.startswith("Qwen"):
-        if not keys.get("use_sliding_window", False):
+        if not keys.flag("use_sliding_window"):
             return None
         first = keys.get("max_window_layers", 28)
         if isinstance(first, bool) or not isinstance(first, int):

@@ -169,8 +169,8 @@ def _gptq_layout(values: Values) -> GPTQLayout:
     version = versions[values.one_of(key, versions, "gptq")]
     bits = values.one_of("bits", gptq.BITS)
     group = values.group("group_size", 128)
-    static = bool(values.get("static_groups", False))
-    return GPTQLayout(bits, group, version, ordered=bool(values.get("desc_act", False)) and not static)
+    static = values.one_of("static_groups", (True, False), False)
+    return GPTQLayout(bits, group, version, ordered=values.one_of("desc_act", (True, False), False) and not static)
 
 
 @dataclass(frozen=True)
