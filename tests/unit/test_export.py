@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import safetensors.numpy
 from model_files import file_config, write_directory_model, write_gguf_model
 from numpy.typing import NDArray
 from rounded_models import RoundedModel, rounded
+from tiny_models import tiny_checkpoint, tiny_config
 
 from paceline.errors import CheckpointError, OutputError, ParameterError
+from paceline.ops.reference import inverse_frequencies
 from paceline.quantize.export import safetensors_files
 from paceline.quantize.export.formats import check_format, is_layer_matrix
-from paceline.quantize.export.tensors import huggingface_name
+from paceline.quantize.export.tensors import float_tensor, huggingface_name
 from paceline.quantize.export.write import write_model
 from paceline.quantize.scheme import Scheme
 from paceline.weights.blocks import dequantize
@@ -225,6 +228,36 @@ def test_large_models_are_written_in_parts(source: Checkpoint, tmp_path: Path, m
             assert index["weight_map"][name] == file
             assert np.array_equal(array, whole[name])
     assert verify_checksums(tmp_path / "parts") == len(whole)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_a_tensor_that_a_method_changed_loses_no_bits(kind: str) -> None:
+    source, name = tiny_checkpoint(tiny_config(), kind), "token_embd.weight"
+    values = dequantize(source.tensor(name))
+    assert source.tensor(name).kind == kind
+    for factor, expected in ((1.0, kind), (0.5, kind), (1 / 3, "F32")):
+        changed = values * np.float32(factor)
+        found = float_tensor(RoundedModel(source, Scheme("rtn"), changed={name: changed}), name)
+        assert found.kind == expected
+        raw = RawTensor(name, values.shape, found.kind, np.ascontiguousarray(found.data).reshape(-1).view(np.uint8))
+        np.testing.assert_array_equal(dequantize(raw), changed)
+
+
+def test_frequencies_of_llama_3_survive_gguf_and_the_way_back(tmp_path: Path) -> None:
+    source = write_directory_model(tmp_path / "source", file_config())
+    config = json.loads((source / "config.json").read_text())
+    factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config |= {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", **factors}}
+    (source / "config.json").write_text(json.dumps(config))
+    model = open_checkpoint(source)
+    expected = inverse_frequencies(model.config.rope, model.config.head_dim)
+    plain = inverse_frequencies(replace(model.config.rope, scaling=None), model.config.head_dim)
+    assert expected.min() < 0.2 * plain.min()
+    for name, fmt in (("m.gguf", "gguf"), ("back", "gptq")):
+        write_model(RoundedModel(model, Scheme("rtn", 4, 32)), tmp_path / name, fmt)
+        model = open_checkpoint(tmp_path / name)
+        np.testing.assert_allclose(inverse_frequencies(model.config.rope, model.config.head_dim), expected, rtol=1e-6)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["rope_scaling"]["factor"] == 8.0
 
 
 CANNOT = [
