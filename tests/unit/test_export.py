@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,33 @@ def test_a_head_in_blocks_that_gguf_lacks_becomes_q8_0(folder: Path, tmp_path: P
     assert found.kind == "Q8_0"
     # The columns are in the layer's order again: all others would be off by as much as the weights.
     np.testing.assert_allclose(dequantize(found), dequantize(head), atol=np.abs(values).max() / 200)
+
+
+@pytest.mark.parametrize("fmt", ["compressed-tensors", "gptq", "awq"])
+def test_modules_that_are_left_alone_are_named(source: Checkpoint, tmp_path: Path, fmt: str) -> None:
+    name, module = "blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj"
+    write_model(RoundedModel(source, Scheme("rtn", 4, 32), left_alone=(name,)), tmp_path / "m", fmt)
+    found = open_checkpoint(tmp_path / "m").tensor(name)
+    np.testing.assert_array_equal(dequantize(found), dequantize(source.tensor(name)))
+    config = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    if fmt == "gptq":
+        (rule,) = config["dynamic"]
+        assert rule.startswith("-:")  # how GPTQModel writes that it is left out
+        assert re.match(rule[2:], module)
+        assert not re.match(rule[2:], module.replace("1", "11"))
+    elif fmt == "awq":
+        assert config["modules_to_not_convert"] == [module]
+    else:
+        assert config["ignore"] == ["lm_head", module]
+
+
+def test_head_bits_are_for_the_head_and_not_for_embeddings_beside_it(folder: Path, tmp_path: Path) -> None:
+    source = open_checkpoint(folder / "source")
+    assert not source.config.tie_embeddings
+    for fmt, embedding in (("paceline", "F16"), ("gguf", "Q8_0")):
+        write_model(RoundedModel(source, Scheme("rtn", 4, 32)), tmp_path / "m", fmt, head_bits=4, force=True)
+        found = open_checkpoint(tmp_path / "m")
+        assert (found.tensor("token_embd.weight").kind, found.tensor("output.weight").kind) == (embedding, "Q4_1")
 
 
 def test_large_models_are_written_in_parts(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,19 @@ def test_what_exists_is_replaced_only_when_asked(tmp_path: Path) -> None:
     assert content(out) == {NEW}
 
 
+def test_what_appears_while_it_is_written_stays(tmp_path: Path) -> None:
+    out = tmp_path / "m"
+
+    def write(path: Path) -> None:
+        make(path, b"new")
+        make(out, b"old")  # somebody else
+
+    with pytest.raises(OutputError, match="--force"):
+        write_atomically(out, write, lambda path: None, force=False, source=SOURCE)
+    assert content(out) == {OLD}
+    assert os.listdir(tmp_path) == ["m"]
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     make(tmp_path / "real", b"old")
     (tmp_path / "link").symlink_to("real")
