@@ -185,27 +185,28 @@ def test_a_gguf_source_keeps_the_bytes_of_its_embeddings(folder: Path, tmp_path:
             assert np.abs(dequantize(found) - expected).max() <= step * np.abs(expected).max()
 
 
-class QuantizedHead:
-    """A checkpoint whose head is quantised as GPTQ's files can have it."""
+class OneOther:
+    """A checkpoint with another tensor in the place of one."""
 
-    def __init__(self, source: Checkpoint, head: RawTensor) -> None:
-        self._source, self._head = source, head
+    def __init__(self, source: Checkpoint, other: RawTensor) -> None:
+        self._source, self._other = source, other
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
     def tensor(self, name: str) -> RawTensor:
-        return self._head if name == self._head.name else self._source.tensor(name)
+        return self._other if name == self._other.name else self._source.tensor(name)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_head_in_blocks_that_gguf_lacks_becomes_q8_0(folder: Path, tmp_path: Path, symmetric: bool) -> None:
+    """One as GPTQ's files can have it."""
     source = open_checkpoint(folder / "source")
     values, order = dequantize(source.tensor("output.weight")), np.random.default_rng(0).permutation(128)
     matrix = rounded(values[:, order], Scheme("rtn", 4, 32, symmetric), order=order.astype(np.int32))
     head = matrix.blocks("output.weight")
     assert head.kind == ("Q4_0" if symmetric else "Q4G32Z")
-    model = RoundedModel(QuantizedHead(source, head), Scheme("rtn", 4, 32))  # type: ignore[arg-type]
+    model = RoundedModel(OneOther(source, head), Scheme("rtn", 4, 32))  # type: ignore[arg-type]
     write_model(model, tmp_path / "m.gguf", "gguf")
     found = open_checkpoint(tmp_path / "m.gguf").tensor("output.weight")
     assert found.kind == "Q8_0"
@@ -229,6 +230,19 @@ def test_modules_that_are_left_alone_are_named(source: Checkpoint, tmp_path: Pat
         assert config["modules_to_not_convert"] == [module]
     else:
         assert config["ignore"] == ["lm_head", module]
+
+
+def test_zero_points_that_are_announced_are_there_even_if_all_are_the_middle(folder: Path, tmp_path: Path) -> None:
+    source, name = open_checkpoint(folder / "source"), "blk.0.attn_q.weight"
+    values = np.random.default_rng(0).integers(-8, 8, source.tensor(name).shape).astype(np.float32)
+    values[:, ::32], values[:, 1::32] = -8, 7
+    raw = RawTensor(name, values.shape, "F32", values.reshape(-1).view(np.uint8))
+    model = RoundedModel(OneOther(source, raw), Scheme("rtn", 4, 32))  # type: ignore[arg-type]
+    assert (model.matrix(name).zero == 8).all()  # type: ignore[union-attr]
+    write_model(model, tmp_path / "m", "compressed-tensors")
+    planes = safetensors.numpy.load_file(tmp_path / "m" / "model.safetensors")
+    assert "model.layers.0.self_attn.q_proj.weight_zero_point" in planes
+    np.testing.assert_array_equal(dequantize(open_checkpoint(tmp_path / "m").tensor(name)), values)
 
 
 def test_head_bits_are_for_the_head_and_not_for_embeddings_beside_it(folder: Path, tmp_path: Path) -> None:
