@@ -12,7 +12,16 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SCRIPTS = ("texts.js", "elements.js", "markdown.js", "answers.js", "chats.js", "settings.js", "messages.js")
+SCRIPTS = (
+    "texts.js",
+    "storage.js",
+    "elements.js",
+    "markdown.js",
+    "answers.js",
+    "chats.js",
+    "settings.js",
+    "messages.js",
+)
 FOLDER = resources.files("paceline.serve.page")
 
 

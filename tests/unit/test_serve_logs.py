@@ -169,7 +169,7 @@ def test_what_a_client_sends_cannot_write_lines_of_its_own(formatter: logging.Fo
 
 def test_one_who_left_is_told_apart() -> None:
     exchange = Exchange(endpoint=CHAT)
-    exchange.asked(3, SamplingParams(n=2), streaming=True)
+    exchange.asked(3, SamplingParams(n=2), streaming=True, asked_s=exchange.started_s)
     exchange.heard([Delta("ab", [1, 2], "stop", 0, Completion("ab", [1, 2], "stop", 3, timing=Timing(0.5, 0.25)))])
     exchange.status = CLIENT_LEFT
     fields = request_fields(exchange)

@@ -206,8 +206,10 @@ def test_times_of_an_exchange_follow_the_definitions() -> None:
     answer = Completion("ab", [1, 2], "stop", 5, timing=Timing(ttft_s=0.5, tpot_s=0.25, queue_s=0.125))
     for is_streamed, ttft_s in ((True, 3.0), (False, 1.5)):
         exchange = Exchange(started_s=10.0)
-        exchange.asked(5, SamplingParams(), streaming=is_streamed)
-        exchange.asked_s = 11.0
+        exchange.asked(5, SamplingParams(), streaming=is_streamed, asked_s=11.0)
+        exchange.asked(
+            5, SamplingParams(), streaming=is_streamed, asked_s=12.0
+        )  # a second prompt counts from the first
         exchange.heard([Delta("ab", [1, 2], "stop", 0, answer)])
         Watches([]).sent(exchange)
         assert exchange.first_sent_s is not None

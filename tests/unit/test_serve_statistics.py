@@ -92,7 +92,7 @@ def test_windows_end_after_a_minute() -> None:
     now = [1000.0]
     recent = Recent(lambda: now[0])
     exchange = Exchange()
-    exchange.asked(1, SamplingParams(), streaming=False)
+    exchange.asked(1, SamplingParams(), streaming=False, asked_s=exchange.started_s)
     exchange.heard([Delta("", [1, 2], "stop", 0, Completion("", [1, 2], "stop", 1, timing=Timing(0.5, 0.25)))])
     recent.ended(exchange)
     assert recent.tpot_s() == [0.25]

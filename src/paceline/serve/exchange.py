@@ -57,10 +57,10 @@ class Exchange:
     last_sent_s: float | None = None
     completions: list[Completion] = field(default_factory=list)
 
-    def asked(self, num_prompt_tokens: int, params: SamplingParams, *, streaming: bool) -> None:
-        """The engine has taken a prompt."""
+    def asked(self, num_prompt_tokens: int, params: SamplingParams, *, streaming: bool, asked_s: float) -> None:
+        """The engine has taken a prompt that it was asked for at ``asked_s``."""
         if self.asked_s is None:
-            self.asked_s = time.perf_counter()
+            self.asked_s = asked_s
             self.params = params
         self.num_prompt_tokens += num_prompt_tokens
         self.num_answers += params.n

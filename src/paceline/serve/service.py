@@ -141,9 +141,11 @@ class Service:
         if params.structure is not None:  # it is compiled then, and asking takes microseconds
             await asyncio.to_thread(llm.prepare_structure, params.structure)
         stream = AnswerStream(self._bridge, exchange.heard, limit_s=self.settings.request_timeout_s)
+        # Taken before: the engine's thread may run on before this one comes back, and its times count from then.
+        asked_s = time.perf_counter()
         try:
             stream.start(llm, prompt, params, client=exchange.client, streaming=streaming, embed=embed)
         except ContextLengthError as error:
             raise too_long(str(error), field) from error
-        exchange.asked(len(prompt), params, streaming=streaming)
+        exchange.asked(len(prompt), params, streaming=streaming, asked_s=asked_s)
         return stream
