@@ -68,6 +68,12 @@ def test_rounding_looks_at_no_text(folder: Path, tmp_path: Path, capsys: pytest.
     assert "error of weights" in capsys.readouterr().out
 
 
+def test_a_gguf_file_has_the_groups_that_it_can_have(folder: Path, tmp_path: Path) -> None:
+    command = f"quantize {folder / 'tiny.gguf'} {tmp_path / 'out.gguf'} --method rtn --format gguf"
+    assert main(command.split()) == 0
+    assert open_checkpoint(tmp_path / "out.gguf").tensor("blk.0.ffn_up.weight").kind == "Q4_1"
+
+
 @pytest.mark.parametrize(
     ("more", "names"),
     [

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--group",
         type=_group,
         metavar="N",
-        help="inputs that share a scale: 32, 64 (default), 128, channel",
+        help="inputs that share a scale: 32 (gguf: always), 64 (default), 128, channel",
     )
     scheme.add_argument("--sym", action="store_true", help="no zero points: the middle code is 0")
     how = parser.add_argument_group("how gptq, awq and smoothquant find them")
@@ -118,12 +118,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _scheme(args: argparse.Namespace) -> Scheme:
-    """What was asked for; where nothing was, 4 bits and groups of 64, and for SmoothQuant the only one there is."""
+    """What was asked for; where nothing was, 4 bits and groups of 64 (of 32 in a GGUF file), and for SmoothQuant the
+    only one there is."""
     from paceline.quantize.scheme import Scheme
 
     is_w8a8 = args.method == "smoothquant"
     bits = (8 if is_w8a8 else 4) if args.bits is None else args.bits
-    group = args.group or ("channel" if is_w8a8 else "64")
+    group = args.group or ("channel" if is_w8a8 else "32" if args.format == "gguf" else "64")
     return Scheme(args.method, bits, None if group == "channel" else int(group), args.sym or is_w8a8)
 
 
