@@ -25,8 +25,7 @@ inline void widen_rows(const Activations& in, int begin, int rows, int16_t* to) 
                         _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q + i))));
 }
 
-// `runs` runs of a tile: to[runs * 16][2][16], two inputs side by side, for
-// each half of the tile.
+// `runs` runs of a tile: to[runs * 16][2][16], two inputs side by side, for each half of the tile.
 inline void widen_block(const uint8_t* w, int runs, int16_t* to) {
   for (int kb = 0; kb < runs * 8; ++kb, w += 64, to += 64)
     unroll<2>([&](auto half) PL_INLINE {
@@ -58,8 +57,7 @@ template <int M>
   unroll<M>([&](auto m) PL_INLINE { store(sums + m * 16, sum[m]); });
 }
 
-// to[rows][16] = tile times rows [begin, begin + rows), which stand widened in
-// `acts`.
+// to[rows][16] = tile times rows [begin, begin + rows), which stand widened in `acts`.
 inline void channel_tile(const Matrix& w, int tile, const int16_t* acts, const Activations& in, int begin, int rows,
                          float* to) {
   alignas(64) int16_t block[kWideInputs * kTile];
