@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import ModelConfig, RopeConfig
+from paceline.models.family import BLOCK_NAMES, TOP_NAMES
 from paceline.text.byte_alphabet import byte_of_character
 from paceline.text.pretokenizers import LLAMA3
 from paceline.weights.inventory import Shape, expected_shapes
 from paceline.weights.raw import BLOCK_KINDS
-from paceline.weights.safetensors import BLOCK_NAMES, TOP_NAMES
 
 KINDS = ("Q4_0", "Q4_1", "Q8_0")
 FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7}

@@ -11,6 +11,7 @@ from paceline.errors import ParameterError
 WeightFormat = Literal["native", "f32", "bf16", "int8", "int4"]
 KVFormat = Literal["f16", "bf16", "f32", "int8"]
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("native", "f32", "bf16", "int8", "int4")
+Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 Acceptance = Literal["coupled", "exact"]
 ACCEPTANCES: tuple[Acceptance, ...] = ("coupled", "exact")
 KV_FORMATS: tuple[KVFormat, ...] = ("f16", "bf16", "f32", "int8")
@@ -30,15 +31,24 @@ class RopeScaling:
     ``kind`` "linear" divides positions by ``factor``; "llama3" divides only low frequencies by ``factor``, leaves high
     ones, and interpolates between wavelengths ``original_context / low_freq_factor`` and ``original_context /
     high_freq_factor``; "factors" divides frequency i by ``factors[i]`` (the form a GGUF file stores in
-    ``rope_freqs.weight``).
+    ``rope_freqs.weight``); "yarn" (Peng et al. 2309.00071) divides by ``factor`` the frequencies that turn fewer than
+    ``beta_slow`` times in ``original_context``, none that turn more than ``beta_fast`` times, and interpolates between
+    the two pairs of a head, taken whole with ``truncate``; "longrope" (Ding et al. 2402.13753) is "factors" with
+    ``factors`` while at most ``original_context`` tokens are served and ``long_factors`` beyond
+    (``ModelConfig.at_context``). ``attention_factor`` multiplies rotated queries and keys.
     """
 
-    kind: Literal["linear", "llama3", "factors"]
+    kind: Literal["linear", "llama3", "factors", "yarn", "longrope"]
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,16 +61,49 @@ class RopeConfig:
     dim: int
     scaling: RopeScaling | None = None
 
+    @property
+    def attention_factor(self) -> float:
+        """What cosines and sines are multiplied with."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+    def at_context(self, context_length: int) -> RopeConfig:
+        """The same with "longrope" as the "factors" of so long a context."""
+        scaling = self.scaling
+        if scaling is None or scaling.kind != "longrope":
+            return self
+        factors = scaling.factors if context_length <= scaling.original_context else scaling.long_factors
+        return replace(self, scaling=replace(scaling, kind="factors", factors=factors, long_factors=()))
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of each feed-forward network: of ``num_experts`` networks of ``width`` a token goes
+    through the ``num_chosen`` that its router scores highest.
+
+    Their weights are a softmax over the chosen scores with ``normalise``, over all scores without. ``biases``: router
+    and experts have biases.
+    """
+
+    num_experts: int
+    num_chosen: int
+    width: int
+    normalise: bool = True
+    biases: bool = False
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """What a decoder-only model is made of; the same for every file format.
 
-    ``sliding_window`` is the number of latest positions (the own one included) that a query sees, None for all. Only
-    "eagle" has ``draft_vocab_size``, the tokens that its trimmed head knows, and may have ``input_norms``.
+    ``sliding_window`` is the number of latest positions (the own one included) that a query sees, None for all;
+    ``windowed_layers`` says which layers have it (empty: all), ``local_rope`` how these rotate where that differs,
+    ``unrotated_layers`` which layers do not rotate. ``attention_scale`` multiplies scores (None: 1 / sqrt(head_dim)),
+    a softcap c turns x into c tanh(x / c), ``residual_scale`` multiplies what a block adds to the residual stream.
+    ``qk_norm``: queries and keys are normed before they rotate. Only "eagle" has ``draft_vocab_size``, the tokens that
+    its trimmed head knows, and may have ``input_norms``.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3", "eagle"]
+    architecture: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -77,6 +120,19 @@ class ModelConfig:
     sliding_window: int | None = None
     draft_vocab_size: int | None = None
     input_norms: bool = False
+    activation: Activation = "silu"
+    windowed_layers: tuple[bool, ...] = ()
+    local_rope: RopeConfig | None = None
+    unrotated_layers: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    output_bias: bool = False
+    attention_sinks: bool = False
+    experts: Experts | None = None
 
     @property
     def num_logits(self) -> int:
@@ -92,6 +148,31 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Outputs of the key (and of the value) projection."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def query_scale(self) -> float:
+        """What queries are multiplied with, so that scores need no scale of their own."""
+        return 1.0 / math.sqrt(self.head_dim) if self.attention_scale is None else self.attention_scale
+
+    @property
+    def kv_window(self) -> int | None:
+        """The window if every layer has it: then, and only then, pages that fall out of it are needed no more."""
+        return self.sliding_window if all(self.windowed_layers) else None
+
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of a layer, None where it sees everything."""
+        return None if self.windowed_layers and not self.windowed_layers[layer] else self.sliding_window
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """How a layer rotates queries and keys, None where it does not."""
+        if layer in self.unrotated_layers:
+            return None
+        is_local = self.local_rope is not None and self.window_of(layer) is not None
+        return self.local_rope if is_local else self.rope
+
+    def at_context(self, context_length: int) -> ModelConfig:
+        """The same for a service of at most so many tokens a sequence: RoPE factors that depend on it are chosen."""
+        return replace(self, rope=self.rope.at_context(context_length))
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Engine:
             max_batch,
             self.context_length,
             prefix_cache=config.prefix_cache,
-            window=executor.model.sliding_window,
+            window=executor.model.kv_window,
         )
         if store is not None:
             kv.use_store(store, executor.pages)

@@ -30,7 +30,7 @@ def store_opener(
     except RuntimeError as error:
         raise CacheDirectoryError(config.kv_dir, str(error)) from error
     key = store_key(
-        checkpoint.config,
+        checkpoint.config.at_context(config.context_length or checkpoint.config.context_length),
         config,
         model_hash=model_hash(checkpoint.files, directory / MEMO),
         executor=executor,

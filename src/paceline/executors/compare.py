@@ -113,7 +113,7 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         terms = step.weights.magnitudes(name)
         sums = (x.shape[1] + 3) * EPSILON * (np.abs(x) @ terms.T) + slack @ np.abs(step.weights.values(name)).T
         return np.asarray(sums + EPSILON * np.abs(table) + 1e-30, np.float32)
-    if node.op == "silu_mul":
+    if node.op == "glu":
         gate, up = (values[source.name] for source in node.inputs)
         gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
         slope = 1.1  # the largest derivative of silu

@@ -8,12 +8,15 @@ floats and a quantise record follows. Values of all layers that play one role sh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 
 from paceline._native import Program
+from paceline.config import ModelConfig
+from paceline.errors import UnsupportedError
 from paceline.executors.weights import WeightLoader, rounding_for
 from paceline.ops.graph import Graph, Node, Value
 from paceline.ops.reference import Rounding
@@ -47,8 +50,9 @@ class Lowered:
 class Lowering:
     """Walks a graph once and appends records to ``program``."""
 
-    def __init__(self, program: Program, graph: Graph, loader: WeightLoader) -> None:
+    def __init__(self, program: Program, graph: Graph, model: ModelConfig, loader: WeightLoader) -> None:
         self._program = program
+        self._model = model
         self._graph = graph
         self._loader = loader
         self._buffers: dict[tuple[str, str, int], int] = {}
@@ -65,12 +69,31 @@ class Lowering:
     def run(self) -> Lowered:
         """Lowers every node; returns where the values are."""
         for node in self._graph.nodes:
+            self._check(node)
             if node.name not in self._fused:
                 getattr(self, f"_lower_{node.op}")(node)
         self.lowered.logits_buffer = self.lowered.places[self._graph.logits.name].buffer
         self.lowered.hidden_buffer = self.lowered.places[self._graph.hidden.name].buffer
         self._program.sample(self.lowered.logits_buffer)
         return self.lowered
+
+    def _check(self, node: Node) -> None:
+        """UnsupportedError for what no record computes yet."""
+        model, has = self._model, node.attributes
+        problems = {
+            "no record of its own": node.name not in self._fused and not hasattr(self, f"_lower_{node.op}"),
+            "a scale": node.op in ("embed", "linear") and has["scale"] != 1.0,
+            "a rotation unlike the other layers'": node.op == "rope_write" and has["rope"] != model.rope,
+            "a stretched rotation": node.op == "rope_write" and model.rope.attention_factor != 1.0,
+            "a scale of its own": node.op == "rope_write" and has["scale"] != 1.0 / math.sqrt(model.head_dim),
+            "a window unlike the other layers'": node.op == "attention" and has["window"] != model.kv_window,
+            "a softcap": node.op == "attention" and has["softcap"] is not None,
+            "sinks": node.op == "attention" and bool(node.weights),
+            "an activation of its own": node.op == "glu" and has["activation"] != "silu",
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise UnsupportedError(f"the native executor has no {node.op} with {problem} ({model.architecture})")
 
     # ---- nodes ----
 
@@ -101,12 +124,12 @@ class Lowering:
 
     def _lower_linear(self, node: Node) -> None:
         reader = self._only_reader(node)
-        if reader is not None and reader.op == "silu_mul" and self._lower_gate_up(node, reader):
+        if reader is not None and reader.op == "glu" and self._lower_gate_up(node, reader):
             return
         names = node.weights[: len(node.outputs)]
         biases = node.weights[len(node.outputs) :]
-        # silu_mul reads whole groups of 32, so what follows the gate's last output must be its own (zero) padding.
-        alignment = 2 * TILE if reader is not None and reader.op == "silu_mul" else TILE
+        # glu reads whole groups of 32, so what follows the gate's last output must be its own (zero) padding.
+        alignment = 2 * TILE if reader is not None and reader.op == "glu" else TILE
         columns: dict[str, int] = {}
         width = 0
         for name, value in zip(names, node.outputs, strict=True):
@@ -156,7 +179,7 @@ class Lowering:
         self._made(silu.outputs[0], Place(to_buffer, 0, to_activations))
         return True
 
-    def _lower_silu_mul(self, node: Node) -> None:
+    def _lower_glu(self, node: Node) -> None:
         gate, up = (self._place(value) for value in node.inputs)
         value = node.outputs[0]
         to_buffer, to_activations = self._for_readers("hidden", value)
@@ -250,7 +273,7 @@ class Lowering:
         """The packed weights of a linear node, grouped as its lowering will ask for them."""
         names = node.weights[: len(node.outputs)]
         reader = self._only_reader(node)
-        if reader is not None and reader.op == "silu_mul":
+        if reader is not None and reader.op == "glu":
             return [self._packed((name,))[0] for name in names]
         return self._packed(names)
 

@@ -74,7 +74,7 @@ class NativeExecutor:
         are a context for the other. Only one of the two may run at a time. Raises ``UnsupportedError`` where their
         pages differ. With ``embedding_of`` its embedding matrix is that executor's, in whatever format.
         """
-        model = checkpoint.config
+        model = checkpoint.config.at_context(config.context_length or checkpoint.config.context_length)
         _check_supported(model)
         isa = config.isa or _native.best_isa()
         if isa not in _native.isas():
@@ -97,7 +97,7 @@ class NativeExecutor:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             num_layers=model.num_layers,
-            window=model.sliding_window or 0,
+            window=model.kv_window or 0,
             kv_kind=config.kv_dtype,
             inverse_frequencies=inverse_frequencies(model.rope, model.head_dim).tolist(),
             pages_of=None if pages_of is None else pages_of.program,
@@ -105,7 +105,7 @@ class NativeExecutor:
         )
         embedding = None if embedding_of is None else embedding_of.lowered.embedding
         loader = WeightLoader(checkpoint, graph, config, num_threads=num_threads, embedding=embedding)
-        lowered = Lowering(program, graph, loader).run()
+        lowered = Lowering(program, graph, model, loader).run()
         return cls(program, graph, model, config, lowered, loader.packed_bytes)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -258,7 +258,7 @@ def _check_same_pages(model: ModelConfig, config: EngineConfig, num_pages: int, 
         "layers": (model.num_layers, theirs.num_layers),
         "KV heads": (model.num_kv_heads, theirs.num_kv_heads),
         "head_dim": (model.head_dim, theirs.head_dim),
-        "rope": (model.rope, theirs.rope),  # keys are stored rotated
+        "rope": tuple([config.rope_of(layer) for layer in range(config.num_layers)] for config in (model, theirs)),
         "kv_dtype": (config.kv_dtype, owner.program.kv_kind),
         "pages": (num_pages, owner.num_pages),
     }

@@ -105,9 +105,10 @@ class ReferenceExecutor:
         activations: Literal["int8", "float"] = "int8",
     ) -> ReferenceExecutor:
         """The checkpoint in the formats that ``config`` asks for, unpacked to float32."""
-        graph = build_graph(checkpoint.config)
+        model = checkpoint.config.at_context(config.context_length or checkpoint.config.context_length)
+        graph = build_graph(model)
         weights = UnpackedWeights(graph, WeightLoader(checkpoint, graph, config, num_threads=1))
-        return cls(graph, checkpoint.config, config, weights, num_pages=num_pages, activations=activations)
+        return cls(graph, model, config, weights, num_pages=num_pages, activations=activations)
 
     def step_of(self, plan: StepPlan) -> Step:
         """What the ops read of a plan; pages that it wants copied are copied."""

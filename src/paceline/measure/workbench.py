@@ -277,7 +277,7 @@ def _shares_what_it_reads(model: ModelConfig) -> bool:
     """Whether attention is to read the shared split once: not where one row's heads fill most of a unit by themselves,
     nor where a window hides a part of the split."""
     few_heads = 2 * model.num_heads <= _UNIT_ROWS * model.num_kv_heads
-    return few_heads and (model.sliding_window or 2 * SPLIT_TOKENS) >= 2 * SPLIT_TOKENS
+    return few_heads and (model.kv_window or 2 * SPLIT_TOKENS) >= 2 * SPLIT_TOKENS
 
 
 def _cached_range(cell: Cell, question: Question, questions: Sequence[Question]) -> tuple[int, int]:

@@ -20,6 +20,7 @@ Checked by: tests/native/test_eagle_nodes.py, tests/unit/test_ops_reference.py.
 from __future__ import annotations
 
 from paceline.config import ModelConfig
+from paceline.models.family import Family
 from paceline.models.llama import attention_block, feed_forward_block
 from paceline.ops.builder import GraphBuilder
 from paceline.ops.graph import Graph
@@ -43,5 +44,9 @@ def build(config: ModelConfig) -> Graph:
         x = g.add(x, feed_forward_block(g, x, config, layer))
     x = g.select_outputs(x)
     x = g.rms_norm(x, "output_norm.weight", eps=config.rms_norm_eps)
-    (logits,) = g.linear(x, [("output.weight", config.num_logits)], head=True)
+    (logits,) = g.linear(x, [("output.weight", config.num_logits)], role="head")
     return g.finish(logits)
+
+
+FAMILY = Family("eagle", build, {}, None)
+"""Its files are read by ``weights.eagle_checkpoint``: they say only how a head differs from its target."""

@@ -7,6 +7,11 @@ sliding window.
 from __future__ import annotations
 
 from paceline.config import ModelConfig
+from paceline.errors import UnsupportedError
+from paceline.models import gguf_keys, huggingface_keys
+from paceline.models.family import Family
+from paceline.models.gguf_keys import GGUFKeys
+from paceline.models.huggingface_keys import HuggingFaceKeys
 from paceline.ops.builder import GraphBuilder
 from paceline.ops.graph import Graph, Value
 
@@ -21,7 +26,7 @@ def build(config: ModelConfig) -> Graph:
     x = g.select_outputs(x)
     x = g.rms_norm(x, "output_norm.weight", eps=config.rms_norm_eps)
     head = "token_embd.weight" if config.tie_embeddings else "output.weight"
-    (logits,) = g.linear(x, [(head, config.vocab_size)], head=True)
+    (logits,) = g.linear(x, [(head, config.vocab_size)], role="head")
     return g.finish(logits)
 
 
@@ -39,13 +44,17 @@ def attention_block(g: GraphBuilder, x: Value, config: ModelConfig, layer: int) 
         biases=[f"{p}.attn_q.bias", f"{p}.attn_k.bias", f"{p}.attn_v.bias"] if config.attention_bias else [],
         rope_heads=[config.num_heads, config.num_kv_heads, 0],
     )
+    rope, scale = config.rope_of(layer), config.query_scale
     if config.qk_norm:
         q_norm = g.head_norm_weight(f"{p}.attn_q_norm.weight", config.head_dim)
         k_norm = g.head_norm_weight(f"{p}.attn_k_norm.weight", config.head_dim)
-        q = g.rope_write(q, k, v, layer=layer, q_norm=q_norm, k_norm=k_norm, eps=config.rms_norm_eps)
+        q = g.rope_write(
+            q, k, v, layer=layer, rope=rope, scale=scale, q_norm=q_norm, k_norm=k_norm, eps=config.rms_norm_eps
+        )
     else:
-        q = g.rope_write(q, k, v, layer=layer)
-    (out,) = g.linear(g.attention(q, layer=layer), [(f"{p}.attn_output.weight", config.hidden_size)])
+        q = g.rope_write(q, k, v, layer=layer, rope=rope, scale=scale)
+    y = g.attention(q, layer=layer, window=config.window_of(layer))
+    (out,) = g.linear(y, [(f"{p}.attn_output.weight", config.hidden_size)])
     return out
 
 
@@ -56,5 +65,39 @@ def feed_forward_block(g: GraphBuilder, x: Value, config: ModelConfig, layer: in
     gate, up = g.linear(
         h, [(f"{p}.ffn_gate.weight", config.intermediate_size), (f"{p}.ffn_up.weight", config.intermediate_size)]
     )
-    (out,) = g.linear(g.silu_mul(gate, up), [(f"{p}.ffn_down.weight", config.hidden_size)])
+    h = g.glu(gate, up, activation=config.activation)
+    (out,) = g.linear(h, [(f"{p}.ffn_down.weight", config.hidden_size)])
     return out
+
+
+def _llama_config(keys: HuggingFaceKeys) -> ModelConfig:
+    keys = keys.with_defaults(max_position_embeddings=2048)
+    return huggingface_keys.dense_config(keys, "llama", attention_bias=keys.flag("attention_bias"))
+
+
+def _mistral_config(keys: HuggingFaceKeys) -> ModelConfig:
+    keys = keys.with_defaults(max_position_embeddings=131072, num_key_value_heads=8, sliding_window=4096)
+    kinds = set(huggingface_keys.layer_types(keys)) or {"sliding_attention"}
+    window = None
+    if keys.get("sliding_window") is not None and kinds != {"full_attention"}:
+        if kinds != {"sliding_attention"}:
+            raise UnsupportedError(
+                f"{keys.path}: layer_types: layers of different attention ({', '.join(sorted(kinds))})"
+            )
+        window = keys.integer("sliding_window")
+    return huggingface_keys.dense_config(
+        keys, "llama", attention_bias=keys.flag("attention_bias"), sliding_window=window
+    )
+
+
+def _gguf_config(fields: GGUFKeys) -> ModelConfig:
+    return gguf_keys.dense_config(fields)
+
+
+FAMILY = Family(
+    "llama",
+    build,
+    {"LlamaForCausalLM": _llama_config, "MistralForCausalLM": _mistral_config},
+    _gguf_config,
+    interleaved_gguf=True,
+)

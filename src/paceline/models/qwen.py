@@ -10,7 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.config import ModelConfig
-from paceline.models import llama
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.models import gguf_keys, huggingface_keys, llama
+from paceline.models.family import Family
+from paceline.models.gguf_keys import GGUFKeys
+from paceline.models.huggingface_keys import HuggingFaceKeys
 from paceline.ops.graph import Graph
 
 
@@ -22,3 +26,41 @@ def build_qwen2(config: ModelConfig) -> Graph:
 def build_qwen3(config: ModelConfig) -> Graph:
     """The graph of a Qwen3 step."""
     return llama.build(replace(config, qk_norm=True))
+
+
+def _qwen2_config(keys: HuggingFaceKeys) -> ModelConfig:
+    keys = keys.with_defaults(max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096)
+    return huggingface_keys.dense_config(keys, "qwen2", attention_bias=True, sliding_window=_sliding_window(keys))
+
+
+def _qwen3_config(keys: HuggingFaceKeys) -> ModelConfig:
+    keys = keys.with_defaults(max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096, head_dim=128)
+    return huggingface_keys.dense_config(
+        keys, "qwen3", qk_norm=True, attention_bias=keys.flag("attention_bias"), sliding_window=_sliding_window(keys)
+    )
+
+
+def _sliding_window(keys: HuggingFaceKeys) -> int | None:
+    """The window of all layers, None when all see everything; UnsupportedError when layers differ."""
+    if keys.get("sliding_window") is None or not keys.flag("use_sliding_window"):
+        return None
+    first = keys.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise CheckpointError(keys.path, f"max_window_layers is {first!r}, expected an integer")
+    kinds = set(huggingface_keys.layer_types(keys))
+    if not kinds:
+        kinds |= {"full_attention"} if first > 0 else set()
+        kinds |= {"sliding_attention"} if first < keys.integer("num_hidden_layers") else set()
+    if kinds == {"full_attention"}:
+        return None
+    if kinds != {"sliding_attention"}:
+        raise UnsupportedError(f"{keys.path}: layers of different attention ({', '.join(sorted(kinds))})")
+    return keys.integer("sliding_window")
+
+
+def _gguf_config(fields: GGUFKeys) -> ModelConfig:
+    return gguf_keys.dense_config(fields, qk_norm=fields.architecture == "qwen3")
+
+
+QWEN2 = Family("qwen2", build_qwen2, {"Qwen2ForCausalLM": _qwen2_config}, _gguf_config)
+QWEN3 = Family("qwen3", build_qwen3, {"Qwen3ForCausalLM": _qwen3_config}, _gguf_config)

@@ -37,16 +37,17 @@ class Node:
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """A weight that the graph reads: (outputs, inputs) for a matrix, (length,) for a vector.
+    """A weight that the graph reads: (outputs, inputs) for a matrix, (length,) for a vector, (experts, outputs, inputs)
+    for the same matrix of all experts and (experts, outputs) for their vectors.
 
     ``rope_heads`` is the number of heads whose rows rotate in pairs (0: none), so that loaders can bring pairs
-    together.
+    together. A "router" stays as the file holds it: a few numbers decide there which experts a token meets.
     """
 
     name: str
     shape: tuple[int, ...]
     rope_heads: int = 0
-    role: Literal["layer", "embedding", "head"] = "layer"
+    role: Literal["layer", "embedding", "head", "router", "experts"] = "layer"
 
 
 @dataclass(frozen=True)

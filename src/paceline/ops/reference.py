@@ -5,13 +5,14 @@ Notation: x [rows, width] f32. Sums are taken in float64 where that costs little
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import PAGE_TOKENS, KVFormat, ModelConfig, RopeConfig
+from paceline.config import PAGE_TOKENS, Activation, KVFormat, ModelConfig, RopeConfig
 from paceline.ops.graph import Node
 
 Table = NDArray[np.float32]
@@ -166,6 +167,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
     if scaling.kind == "factors":
         frequencies[:pairs] /= np.asarray(scaling.factors)
         return frequencies
+    if scaling.kind == "yarn":
+        frequencies[:pairs] *= 1 - _interpolated(rope) * (1 - 1 / scaling.factor)
+        return frequencies
+    assert scaling.kind == "llama3", f"{scaling.kind}: the context that is served decides, see ModelConfig.at_context"
     wavelengths = np.divide(2 * np.pi, frequencies, out=np.full_like(frequencies, np.inf), where=frequencies > 0)
     smooth = (scaling.original_context / wavelengths - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
@@ -174,11 +179,32 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
 
 
-def rotate(x: Table, positions: NDArray[np.int32], frequencies: NDArray[np.float64]) -> Table:
-    """Rotates the pairs (2i, 2i+1) of x [rows, heads, head_dim] by position * frequency."""
+def _interpolated(rope: RopeConfig) -> NDArray[np.float64]:
+    """YaRN's ramp [dim / 2]: 0 where a frequency stays, 1 where it is divided by the factor (2309.00071, 3.2)."""
+    scaling = rope.scaling
+    assert scaling is not None, "there is no ramp without scaling"
+
+    def pair_of(turns: float) -> float:
+        """The pair that turns so often in the trained context."""
+        wavelengths = scaling.original_context / (turns * 2 * math.pi)
+        return rope.dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    ramp = (np.arange(rope.dim // 2) - low) / (high - low if high > low else 1e-3)
+    return np.clip(ramp, 0.0, 1.0)
+
+
+def rotate(x: Table, positions: NDArray[np.int32], frequencies: NDArray[np.float64], *, factor: float = 1.0) -> Table:
+    """Rotates the pairs (2i, 2i+1) of x [rows, heads, head_dim] by position * frequency and stretches them by
+    ``factor``, those of frequency 0 not at all.
+    """
     angles = positions[:, None] * frequencies[None, :]
-    cos = np.cos(angles).astype(np.float32)[:, None, :]
-    sin = np.sin(angles).astype(np.float32)[:, None, :]
+    stretch = np.where(frequencies > 0, factor, 1.0)
+    cos = (np.cos(angles) * stretch).astype(np.float32)[:, None, :]
+    sin = (np.sin(angles) * stretch).astype(np.float32)[:, None, :]
     even, odd = x[:, :, 0::2], x[:, :, 1::2]
     out = np.empty_like(x)
     out[:, :, 0::2] = even * cos - odd * sin
@@ -187,8 +213,8 @@ def rotate(x: Table, positions: NDArray[np.int32], frequencies: NDArray[np.float
 
 
 def embed(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """Rows of the matrix for the step's tokens."""
-    return [step.weights.values(node.weights[0])[step.tokens]]
+    """Rows of the matrix for the step's tokens, times the node's scale."""
+    return [step.weights.values(node.weights[0])[step.tokens] * np.float32(node.attributes["scale"])]
 
 
 def features(node: Node, inputs: list[Table], step: Step) -> list[Table]:
@@ -209,40 +235,39 @@ def rms_norm(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 
 
 def linear(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """x W^T + b for each weight; x is rounded to int8 as the weight asks first, where weights are integers and the
-    step says so.
+    """(x W^T + b) * scale for each weight; x is rounded to int8 as the weight asks first, where weights are integers
+    and the step says so.
     """
     num_outputs = len(node.outputs)
-    exact = inputs[0]
-    rounded: dict[tuple[bool, bytes], Table] = {}
     results = []
     for index, name in enumerate(node.weights[:num_outputs]):
-        x = exact
-        rounding = step.weights.rounding(name) if step.activations == "int8" else None
-        if rounding is not None:
-            if rounding.key not in rounded:
-                rounded[rounding.key] = rounded_activations(exact, rounding)
-            x = rounded[rounding.key]
-        y = x @ step.weights.values(name).T
+        y = _input_of(name, inputs[0], step) @ step.weights.values(name).T
         if node.attributes["num_biases"]:
             y = y + step.weights.values(node.weights[num_outputs + index])
-        results.append(y.astype(np.float32))
+        results.append((y * np.float32(node.attributes["scale"])).astype(np.float32))
     return results
 
 
+def _input_of(weight: str, x: Table, step: Step) -> Table:
+    """x as the product with that matrix reads it."""
+    rounding = step.weights.rounding(weight) if step.activations == "int8" else None
+    return x if rounding is None else rounded_activations(x, rounding)
+
+
 def rope_write(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """Norms and rotates the heads of q and k, writes k and v to the pages that ``written`` names, returns q /
-    sqrt(head_dim).
-    """
+    """Norms and rotates the heads of q and k, writes k and v to the pages that ``written`` names, returns q * scale."""
     model, kv, layer = step.model, step.kv, node.attributes["layer"]
+    rope: RopeConfig | None = node.attributes["rope"]
     rows = len(step.positions)
     q, k, v = (x.reshape(rows, -1, model.head_dim) for x in inputs)
     if node.weights:
         q = _normalise(q, step.weights.values(node.weights[0]), node.attributes["eps"])
         k = _normalise(k, step.weights.values(node.weights[1]), node.attributes["eps"])
-    frequencies = inverse_frequencies(model.rope, model.head_dim)
-    q = rotate(q, step.positions, frequencies) * np.float32(1.0 / np.sqrt(np.float32(model.head_dim)))
-    k = rotate(k, step.positions, frequencies)
+    if rope is not None:
+        frequencies = inverse_frequencies(rope, model.head_dim)
+        q = rotate(q, step.positions, frequencies, factor=rope.attention_factor)
+        k = rotate(k, step.positions, frequencies, factor=rope.attention_factor)
+    q = q * np.float32(node.attributes["scale"])
     written, pages, slots = step.written()
     kv.keys[layer, pages, :, slots] = kv.round(k[written])
     kv.values[layer, pages, :, slots] = kv.round(v[written])
@@ -250,29 +275,105 @@ def rope_write(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 
 
 def attention(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """Each row attends to the positions up to its own, at most the latest ``sliding_window`` of them."""
+    """Each row attends to the positions up to its own, at most the latest ``window`` of them; a sink is one more score
+    of each head, without a value.
+    """
     model, layer = step.model, node.attributes["layer"]
-    group = model.num_heads // model.num_kv_heads
+    window, cap = node.attributes["window"], node.attributes["softcap"]
+    shape = (model.num_kv_heads, model.num_heads // model.num_kv_heads, -1)
+    sinks = np.zeros((*shape[:2], 0))
+    if node.weights:
+        sinks = step.weights.values(node.weights[0]).astype(np.float64).reshape(shape)
     out = np.empty_like(inputs[0])
     for row, position in enumerate(step.positions):
-        first = 0 if model.sliding_window is None else max(0, int(position) - model.sliding_window + 1)
+        first = 0 if window is None else max(0, int(position) - window + 1)
         seen = np.arange(first, position + 1)
         pages = step.page_table[step.sequence_of_row[row], seen // PAGE_TOKENS]
         keys = step.kv.keys[layer, pages, :, seen % PAGE_TOKENS].astype(np.float64)
         values = step.kv.values[layer, pages, :, seen % PAGE_TOKENS].astype(np.float64)
-        q = inputs[0][row].reshape(model.num_kv_heads, group, model.head_dim).astype(np.float64)
+        q = inputs[0][row].reshape(shape).astype(np.float64)
         scores = np.einsum("hgd,thd->hgt", q, keys)
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        scores = np.concatenate([scores, sinks], axis=2)
         scores = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights = scores / scores.sum(axis=2, keepdims=True)
-        out[row] = np.einsum("hgt,thd->hgd", weights, values).reshape(-1).astype(np.float32)
+        out[row] = np.einsum("hgt,thd->hgd", weights[:, :, : len(seen)], values).reshape(-1).astype(np.float32)
     return [out]
 
 
-def silu_mul(node: Node, inputs: list[Table], step: Step) -> list[Table]:
-    """gate / (1 + exp(-gate)) * up."""
-    gate, up = inputs
+def activated(gate: Table, up: Table, activation: Activation) -> Table:
+    """act(gate) * up.
+
+    "silu" is gate / (1 + exp(-gate)); "gelu_tanh" the tanh form of Hendrycks and Gimpel 1606.08415; "swiglu_oai" that
+    of gpt-oss: gates at most 7, ups between -7 and 7 and one more, and 1.702 in the sigmoid.
+    """
+    g, u = gate.astype(np.float64), up.astype(np.float64)
     with np.errstate(over="ignore"):
-        return [(gate.astype(np.float64) / (1.0 + np.exp(-gate.astype(np.float64))) * up).astype(np.float32)]
+        if activation == "silu":
+            return np.asarray(g / (1.0 + np.exp(-g)) * u, np.float32)
+        if activation == "gelu_tanh":
+            inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
+            return np.asarray(0.5 * g * (1.0 + np.tanh(inner)) * u, np.float32)
+        g, u = np.minimum(g, 7.0), np.clip(u, -7.0, 7.0)
+        return np.asarray(g / (1.0 + np.exp(-1.702 * g)) * (u + 1.0), np.float32)
+
+
+def glu(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """act(gate) * up."""
+    return [activated(inputs[0], inputs[1], node.attributes["activation"])]
+
+
+def softcap(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """cap * tanh(x / cap)."""
+    cap = node.attributes["cap"]
+    return [np.asarray(cap * np.tanh(inputs[0].astype(np.float64) / cap), np.float32)]
+
+
+def route(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """The experts of the largest logits, the largest first and of equals the lower one, then their weights."""
+    count, logits = node.attributes["num_chosen"], inputs[0].astype(np.float64)
+    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights = np.take_along_axis(scores, chosen, axis=1)
+    weights /= (weights if node.attributes["normalise"] else scores).sum(axis=1, keepdims=True)
+    return [np.concatenate([chosen, weights], axis=1).astype(np.float32)]
+
+
+def _expert_products(name: str, bias: str | None, x: Table, experts: NDArray[np.int64], step: Step) -> Table:
+    """W_e x + b_e [rows, outputs], each row by the expert that ``experts`` [rows] names."""
+    x, matrices = _input_of(name, x, step), step.weights.values(name)
+    y = np.empty((len(x), matrices.shape[1]), np.float32)
+    for expert in np.unique(experts):
+        rows = experts == expert
+        y[rows] = x[rows] @ matrices[expert].T
+        if bias is not None:
+            y[rows] += step.weights.values(bias)[expert]
+    return y
+
+
+def experts_glu(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """act(gate_e x) * up_e x for each chosen expert, side by side."""
+    x, routing = inputs
+    parts = []
+    for experts in routing[:, : node.attributes["num_chosen"]].T.astype(np.int64):
+        gate_bias, up_bias = node.weights[2:] if node.attributes["num_biases"] else (None, None)
+        gate = _expert_products(node.weights[0], gate_bias, x, experts, step)
+        up = _expert_products(node.weights[1], up_bias, x, experts, step)
+        parts.append(activated(gate, up, node.attributes["activation"]))
+    return [np.concatenate(parts, axis=1)]
+
+
+def experts_down(node: Node, inputs: list[Table], step: Step) -> list[Table]:
+    """The sum over the chosen experts of weight * (W_e h_e + b_e)."""
+    h, routing = inputs
+    count = node.attributes["num_chosen"]
+    bias = node.weights[1] if node.attributes["num_biases"] else None
+    total = np.zeros((len(h), node.outputs[0].width), np.float32)
+    for slot, part in enumerate(np.split(h, count, axis=1)):
+        y = _expert_products(node.weights[0], bias, part, routing[:, slot].astype(np.int64), step)
+        total += routing[:, count + slot, None] * y
+    return [total]
 
 
 def add(node: Node, inputs: list[Table], step: Step) -> list[Table]:

@@ -63,7 +63,7 @@ def producer_of(graph: Graph, linear: Node, model: ModelConfig) -> Producer | No
         return None
     if maker.op == "rms_norm":
         return Producer(maker.weights[0])
-    if maker.op == "silu_mul":
+    if maker.op == "glu":
         return _rows(graph, maker.inputs[1])
     if maker.op == "attention":
         (write,) = (

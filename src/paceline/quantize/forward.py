@@ -198,7 +198,7 @@ def _run_nodes(
             outputs = [query]
         elif node.op == "attention":
             outputs = [attend(inputs[0], values["keys"], values["values"], model)]
-        elif node.op == "silu_mul":
+        elif node.op == "glu":
             with np.errstate(over="ignore"):
                 outputs = [inputs[0] / (1 + np.exp(-inputs[0])) * inputs[1]]
         else:

@@ -208,7 +208,7 @@ class OwnPages:
             self._max_sequences,
             self._context_length,
             prefix_cache=self._prefix_cache,
-            window=executor.model.sliding_window,
+            window=executor.model.kv_window,
         )
 
     def _open(self, context: Context) -> _Held | None:

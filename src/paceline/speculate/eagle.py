@@ -227,7 +227,7 @@ class EagleDrafter:
         self._logits = np.full((1, vocab_size), _NEVER, np.float32)
         self._max_sequences = max_sequences
         context_length = min(context_length or executor.model.context_length, executor.model.context_length)
-        window = executor.model.sliding_window
+        window = executor.model.kv_window
         self.kv = KVManager(executor.num_pages, max_sequences, context_length, prefix_cache=False, window=window)
         self._context_length = context_length
         self._held: dict[int, _Held] = {}  # the one that was not asked for the longest first

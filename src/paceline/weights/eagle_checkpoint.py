@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.weights.huggingface_config import config_from_json
+from paceline.models.registry import config_from_json
 from paceline.weights.inventory import check_inventory
 from paceline.weights.mapped_file import map_file
 from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor, TensorHeader

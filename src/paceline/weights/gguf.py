@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.weights.gguf_config import config_from_metadata
+from paceline.models.registry import config_from_metadata, family_of
 from paceline.weights.inventory import Shape, check_inventory
 from paceline.weights.mapped_file import map_file
 from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
@@ -89,7 +89,7 @@ class GGUFCheckpoint:
         factors = None if rope_factors is None else self._floats("rope_freqs.weight", rope_factors)
         shapes = {name: info.shape for name, info in tensors.items()}
         self.config = config_from_metadata(path, header.metadata, shapes, rope_factors=factors)
-        self.interleaved_rope = self.config.architecture == "llama"
+        self.interleaved_rope = family_of(self.config.architecture).interleaved_gguf
         check_inventory(path, self.config, shapes)
         self._tensors = tensors
 

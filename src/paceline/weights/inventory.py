@@ -7,42 +7,14 @@ from pathlib import Path
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.models.registry import build_graph
 
 Shape = tuple[int, ...]
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Canonical name -> shape (outputs, inputs) or (length,) of every tensor of such a model."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    block: dict[str, Shape] = {
-        "attn_norm.weight": (hidden,),
-        "attn_q.weight": (config.q_size, hidden),
-        "attn_k.weight": (config.kv_size, hidden),
-        "attn_v.weight": (config.kv_size, hidden),
-        "attn_output.weight": (hidden, config.q_size),
-        "ffn_norm.weight": (hidden,),
-        "ffn_gate.weight": (ffn, hidden),
-        "ffn_up.weight": (ffn, hidden),
-        "ffn_down.weight": (hidden, ffn),
-    }
-    if config.attention_bias:
-        block |= {
-            "attn_q.bias": (config.q_size,),
-            "attn_k.bias": (config.kv_size,),
-            "attn_v.bias": (config.kv_size,),
-        }
-    if config.qk_norm:
-        block |= {"attn_q_norm.weight": (config.head_dim,), "attn_k_norm.weight": (config.head_dim,)}
-    shapes: dict[str, Shape] = {"token_embd.weight": (config.vocab_size, hidden), "output_norm.weight": (hidden,)}
-    if not config.tie_embeddings:
-        shapes["output.weight"] = (config.num_logits, hidden)
-    if config.architecture == "eagle":
-        shapes |= {"fc_embed.weight": (hidden, hidden), "fc_feature.weight": (hidden, hidden)}
-    if config.input_norms:
-        shapes |= {"embed_norm.weight": (hidden,), "feature_norm.weight": (hidden,)}
-    for layer in range(config.num_layers):
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
-    return shapes
+    """Canonical name -> shape of every tensor of such a model: what its graph reads."""
+    return {name: spec.shape for name, spec in build_graph(config).weights.items()}
 
 
 def check_layers(path: Path, config: ModelConfig, num_tensors: int) -> None:

@@ -50,6 +50,24 @@ COUNTS = (
     "context_length",
 )
 FLAGS = ("tie_embeddings", "attention_bias", "qk_norm")
+FAMILY_FIELDS = frozenset(
+    (
+        "activation",
+        "windowed_layers",
+        "local_rope",
+        "unrotated_layers",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+        "attention_scale",
+        "attention_softcap",
+        "logit_softcap",
+        "output_bias",
+        "attention_sinks",
+        "experts",
+    )
+)
+"""Fields of ModelConfig that only some families set."""
 
 
 class PacelineCheckpoint:
@@ -161,9 +179,17 @@ def config_values(config: ModelConfig, *, interleaved_rope: bool) -> dict[str, A
         "quant_method": QUANT_METHOD,
         "version": VERSION,
         "interleaved_rope": interleaved_rope,
-        "model": asdict(config),
+        "model": _written(config),
     }
     return {"quantization_config": quantization}
+
+
+def _written(config: ModelConfig) -> dict[str, Any]:
+    """The fields as JSON values. Those that only some families have are left out where they are as usual, so that
+    releases that do not know them read the others' files.
+    """
+    usual = {field.name: field.default for field in fields(ModelConfig)}
+    return {name: value for name, value in asdict(config).items() if name not in FAMILY_FIELDS or value != usual[name]}
 
 
 def config_of(path: Path, values: Any) -> ModelConfig:
@@ -183,6 +209,8 @@ def config_of(path: Path, values: Any) -> ModelConfig:
             raise CheckpointError(path, f"quantization_config.model.{name} is {values.get(name)!r}, expected a bool")
     if values.get("architecture") not in ("llama", "qwen2", "qwen3"):
         raise UnsupportedError(f"{path}: quantization_config.model.architecture is {values.get('architecture')!r}")
+    if unread := values.keys() & FAMILY_FIELDS:
+        raise UnsupportedError(f"{path}: quantization_config.model has {', '.join(sorted(unread))}: update Paceline")
     try:
         rope = dict(values["rope"])
         if rope.get("scaling") is not None:
@@ -198,9 +226,12 @@ def config_of(path: Path, values: Any) -> ModelConfig:
 
 def _scaling_of(given: Mapping[str, Any]) -> RopeScaling:
     """Raises TypeError, ValueError and KeyError for what cannot be one."""
-    numbers = {name: float(given[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    names = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+    numbers = {name: float(given[name]) for name in names if name in given or name in names[:3]}
     factors, context = tuple(map(float, given["factors"])), int(given["original_context"])
-    return RopeScaling(**{**given, **numbers, "factors": factors, "original_context": context})
+    long_factors = tuple(map(float, given.get("long_factors", ())))
+    read = {**given, **numbers, "factors": factors, "long_factors": long_factors, "original_context": context}
+    return RopeScaling(**read)
 
 
 def _check_values(path: Path, config: ModelConfig) -> None:

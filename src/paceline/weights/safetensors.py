@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.weights.huggingface_config import config_from_json
+from paceline.models.family import BLOCK_NAMES, TOP_NAMES
+from paceline.models.registry import config_from_json, family_of
 from paceline.weights.inventory import check_inventory, check_layers, expected_shapes
 from paceline.weights.mapped_file import map_file
 from paceline.weights.quantization_config import Quantization, read_quantization
@@ -26,24 +27,6 @@ from paceline.weights.safetensors_header import Entry, read_entries
 
 DTYPES = ("F32", "F16", "BF16")
 
-TOP_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-BLOCK_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 BLOCK_PATTERN = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
 """Buffers that old versions of Transformers saved; they follow from the configuration."""
@@ -67,6 +50,7 @@ class HuggingFaceCheckpoint:
         entries = self._read_entries()
         self._config_files, quantization = _read_quantization(path, values, entries)
         check_layers(path, self.config, len(entries))
+        self._family = family_of(self.config.architecture)
         needed = expected_shapes(self.config)
         self._modules: dict[str, QuantizedModule] = {}
         self._tensors: dict[str, Entry] = {}
@@ -77,9 +61,9 @@ class HuggingFaceCheckpoint:
                 self._add_module(module, QuantizedModule(module, quantization, planes, self._buffers))
         for name, entry in entries.items():
             # Writers of GPTQ files give every layer a bias, of zeros where the model has none.
-            is_needless = name.removesuffix(".bias") in modules and canonical_name(name) not in needed
+            is_needless = name.removesuffix(".bias") in modules and self._canonical(name) not in needed
             if not (is_needless and entry.dtype in DTYPES and is_zero(entry, self._buffers[entry.file])):
-                self._add(canonical_name(name), entry)
+                self._add(self._canonical(name), entry)
         shapes = {name: module.shape for name, module in self._modules.items()}
         check_inventory(path, self.config, shapes | {name: entry.shape for name, entry in self._tensors.items()})
 
@@ -108,6 +92,9 @@ class HuggingFaceCheckpoint:
         data = np.frombuffer(self._buffers[entry.file], np.uint8, entry.num_bytes, entry.start)
         return RawTensor(name, entry.shape, entry.dtype, data)
 
+    def _canonical(self, name: str) -> str:
+        return canonical_name(name, self._family.block_names)
+
     def _entry(self, name: str) -> Entry:
         if name not in self._tensors:
             raise CheckpointError(self._path, "missing", tensor=name)
@@ -122,7 +109,7 @@ class HuggingFaceCheckpoint:
                     continue
                 if name in entries:
                     problem = f"occurs in {entries[name].file.name} too"
-                    raise CheckpointError(file, problem, tensor=canonical_name(name))
+                    raise CheckpointError(file, problem, tensor=name)
                 entries[name] = entry
         return entries
 
@@ -139,7 +126,7 @@ class HuggingFaceCheckpoint:
 
     def _add_module(self, module: str, quantized: QuantizedModule) -> None:
         """Keep a quantised matrix."""
-        canonical = canonical_name(f"{module}.weight")
+        canonical = self._canonical(f"{module}.weight")
         if canonical == "output.weight" and self.config.tie_embeddings:
             raise UnsupportedError(
                 f"{self._path / 'config.json'}: tie_word_embeddings is true, but {module} has codes of its own: "
@@ -148,11 +135,11 @@ class HuggingFaceCheckpoint:
         self._modules[canonical] = quantized
 
 
-def canonical_name(name: str) -> str:
+def canonical_name(name: str, block_names: Mapping[str, str] = BLOCK_NAMES) -> str:
     """The GGUF name of a Hugging Face tensor; the name itself when there is none."""
     if match := BLOCK_PATTERN.fullmatch(name):
         layer, module, parameter = match.groups()
-        return f"blk.{layer}.{BLOCK_NAMES[module]}.{parameter}" if module in BLOCK_NAMES else name
+        return f"blk.{layer}.{block_names[module]}.{parameter}" if module in block_names else name
     return TOP_NAMES.get(name, name)
 
 

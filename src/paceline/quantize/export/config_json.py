@@ -9,9 +9,9 @@ import numpy as np
 
 from paceline.config import ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import UnsupportedError
+from paceline.models.registry import config_from_json
 from paceline.ops.reference import inverse_frequencies
 from paceline.text.tokenizer import Tokenizer
-from paceline.weights.huggingface_config import config_from_json
 from paceline.weights.safetensors import read_json
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, ParameterError
+from paceline.models.family import BLOCK_NAMES, TOP_NAMES
 from paceline.quantize.model import QuantizedModel
 from paceline.weights.blocks import bf16_to_f32, dequantize, f32_to_bf16
 from paceline.weights.packing import rope_permutation
 from paceline.weights.quantized_matrix import QuantizedMatrix
 from paceline.weights.raw import RawTensor
-from paceline.weights.safetensors import BLOCK_NAMES, TOP_NAMES
 
 F32 = NDArray[np.float32]
 Rows = NDArray[np.int64]

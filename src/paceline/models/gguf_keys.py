@@ -1,25 +1,34 @@
-"""The metadata of a GGUF file as a ModelConfig."""
+"""Typed access to the metadata of a GGUF file, and what all families read from it alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline.config import ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.weights.inventory import Shape
-
-ARCHITECTURES: dict[str, Literal["llama", "qwen2", "qwen3"]] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
-class _Fields:
-    """Typed access to the keys of one architecture; errors name the file and the key."""
+class GGUFKeys:
+    """Typed access to the keys of one architecture; errors name the file and the key.
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any], architecture: str) -> None:
+    ``shapes`` are those of all tensors, ``rope_factors`` the values of rope_freqs.weight where the file has that.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, Any],
+        architecture: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        rope_factors: tuple[float, ...] | None,
+    ) -> None:
         self.path = path
         self.metadata = metadata
         self.architecture = architecture
+        self.shapes = shapes
+        self.rope_factors = rope_factors
 
     def get(self, key: str) -> Any:
         return self.metadata.get(f"{self.architecture}.{key}")
@@ -47,26 +56,14 @@ class _Fields:
         return float(value)
 
 
-def config_from_metadata(
-    path: Path, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], *, rope_factors: tuple[float, ...] | None
-) -> ModelConfig:
-    """The configuration that a GGUF header describes.
+def dense_config(fields: GGUFKeys, **changes: Any) -> ModelConfig:
+    """What all architectures write alike, with a family's ``changes``.
 
-    ``rope_factors`` are the values of the tensor rope_freqs.weight where the file has one. Raises CheckpointError for a
-    missing or impossible value, UnsupportedError for an architecture or feature that is not built.
+    Raises CheckpointError for a missing or impossible value, UnsupportedError for a feature that is not built.
     """
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str):
-        raise CheckpointError(path, "metadata lacks general.architecture")
-    if name not in ARCHITECTURES:
-        raise UnsupportedError(f"{path}: architecture {name!r}; Paceline runs {', '.join(ARCHITECTURES)}")
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedError(f"{path}: one of {metadata['split.count']} parts; join them with gguf-split")
-    fields = _Fields(path, metadata, name)
-    if fields.get("expert_count"):
-        raise UnsupportedError(f"{path}: a mixture of {fields.get('expert_count')} experts; Paceline runs dense models")
-    if "token_embd.weight" not in shapes:
-        raise CheckpointError(path, "missing", tensor="token_embd.weight")
+    path = fields.path
+    if (count := fields.get("expert_count")) and "experts" not in changes:
+        raise UnsupportedError(f"{path}: expert_count: a mixture of {count} experts; Paceline runs dense models")
     num_heads, hidden_size = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
     if fields.integer("attention.value_length", head_dim) != head_dim:
@@ -74,26 +71,29 @@ def config_from_metadata(
     num_kv_heads = fields.integer("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
         raise CheckpointError(path, f"{num_heads} query heads cannot share {num_kv_heads} key/value heads")
-    return ModelConfig(
-        architecture=ARCHITECTURES[name],
-        num_layers=fields.integer("block_count"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=shapes["token_embd.weight"][0],
-        context_length=fields.integer("context_length"),
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope=_rope(fields, head_dim, rope_factors),
-        tie_embeddings="output.weight" not in shapes,
-        attention_bias="blk.0.attn_q.bias" in shapes,
-        qk_norm=name == "qwen3",
-        sliding_window=fields.integer("attention.sliding_window") if fields.get("attention.sliding_window") else None,
-    )
+    window = fields.integer("attention.sliding_window") if fields.get("attention.sliding_window") else None
+    read: dict[str, Any] = {
+        "architecture": fields.architecture,
+        "num_layers": fields.integer("block_count"),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": fields.shapes["token_embd.weight"][0],
+        "context_length": fields.integer("context_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rope": rope_config(fields, head_dim) if "rope" not in changes else None,
+        "tie_embeddings": "output.weight" not in fields.shapes,
+        "attention_bias": "blk.0.attn_q.bias" in fields.shapes,
+        "sliding_window": window,
+    }
+    return ModelConfig(**{**read, **changes})
 
 
-def _rope(fields: _Fields, head_dim: int, factors: tuple[float, ...] | None) -> RopeConfig:
+def rope_config(fields: GGUFKeys, head_dim: int) -> RopeConfig:
+    """The rotation of a head, as the keys ``rope.*`` and rope_freqs.weight say."""
+    factors = fields.rope_factors
     theta = fields.number("rope.freq_base", 10000.0)
     dim = fields.integer("rope.dimension_count", head_dim)
     if dim > head_dim or dim % 2:

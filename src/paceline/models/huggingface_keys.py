@@ -1,0 +1,137 @@
+"""Typed access to a Hugging Face config.json, and what all families read from it alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.errors import CheckpointError, UnsupportedError
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu"}
+"""Transformers' name -> ours."""
+
+REFUSED_WHEN_SET = {
+    "mlp_bias": "biases in the feed-forward layers",
+    "num_local_experts": "a mixture of {} experts",
+}
+
+
+class HuggingFaceKeys:
+    """Typed access to config.json with a class's defaults; errors name the file and the key."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        self.values = values
+        self.defaults = defaults or {}
+
+    def with_defaults(self, **defaults: Any) -> HuggingFaceKeys:
+        """The same with the values that a class of Transformers takes for keys that are absent."""
+        return HuggingFaceKeys(self.path, self.values, {**self.defaults, **defaults})
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value (which may be null), else the family's default, else ``default``."""
+        return self.values.get(key, self.defaults.get(key, default))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; null counts as absent."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CheckpointError(self.path, f"{key} is {value!r}, expected a positive integer")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """True or false; null counts as absent, which is false."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(self.path, f"{key} is {value!r}, expected true or false")
+        return bool(value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number; null counts as absent."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise CheckpointError(self.path, f"{key} is {value!r}, expected a positive number")
+        return float(value)
+
+
+def dense_config(keys: HuggingFaceKeys, architecture: str, **changes: Any) -> ModelConfig:
+    """What all classes write alike, with a family's ``changes``: shapes, epsilon, RoPE, tied embeddings, SiLU.
+
+    Raises CheckpointError for a missing or impossible value, UnsupportedError for a feature that is not built.
+    """
+    path = keys.path
+    for key, feature in REFUSED_WHEN_SET.items():
+        if value := keys.get(key):
+            raise UnsupportedError(f"{path}: {key}: {feature.format(value)}")
+    num_heads, hidden_size = keys.integer("num_attention_heads"), keys.integer("hidden_size")
+    num_kv_heads = keys.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(path, f"{num_heads} query heads cannot share {num_kv_heads} key/value heads")
+    head_dim = keys.integer("head_dim", max(hidden_size // num_heads, 1))
+    read: dict[str, Any] = {
+        "architecture": architecture,
+        "num_layers": keys.integer("num_hidden_layers"),
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.integer("intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": keys.integer("vocab_size"),
+        "context_length": keys.integer("max_position_embeddings"),
+        "rms_norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "rope": rope_config(keys, head_dim) if "rope" not in changes else None,
+        "tie_embeddings": keys.flag("tie_word_embeddings"),
+        "activation": _activation(keys) if "activation" not in changes else None,
+    }
+    return ModelConfig(**{**read, **changes})
+
+
+def _activation(keys: HuggingFaceKeys) -> str:
+    name = keys.get("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"{keys.path}: hidden_act {name!r}; Paceline has {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def layer_types(keys: HuggingFaceKeys) -> list[str]:
+    """The kinds of attention of the layers, empty where the file does not say."""
+    kinds = keys.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise CheckpointError(keys.path, f"layer_types is {kinds!r}, expected a list of strings")
+    return kinds
+
+
+def rope_config(keys: HuggingFaceKeys, head_dim: int) -> RopeConfig:
+    """Reads both styles: ``rope_parameters`` (Transformers 5) and ``rope_scaling`` beside ``rope_theta``."""
+    values: Mapping[str, Any] = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
+        raise CheckpointError(keys.path, f"rope scaling is {values!r}, expected an object")
+    rope = HuggingFaceKeys(keys.path, values, {"rope_theta": keys.get("rope_theta")})
+    theta = rope.number("rope_theta", 10000.0)
+    if rope.get("partial_rotary_factor", keys.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UnsupportedError(f"{keys.path}: partial_rotary_factor other than 1")
+    if head_dim % 2:
+        raise CheckpointError(keys.path, f"head_dim is {head_dim}, expected an even number")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return RopeConfig(theta, head_dim)
+    if kind == "linear":
+        return RopeConfig(theta, head_dim, RopeScaling("linear", factor=rope.number("factor")))
+    if kind != "llama3":
+        raise UnsupportedError(f"{keys.path}: RoPE scaling {kind!r}; Paceline has default, linear and llama3")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise CheckpointError(keys.path, f"low_freq_factor {low} must be below high_freq_factor {high}")
+    scaling = RopeScaling(
+        "llama3",
+        factor=rope.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_context=rope.integer("original_max_position_embeddings", keys.integer("max_position_embeddings")),
+    )
+    return RopeConfig(theta, head_dim, scaling)
