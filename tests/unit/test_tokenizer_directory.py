@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordPiece
 
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.text.backend import LibraryBackend
 from paceline.text.gguf_tokenizer import merges_by_score
 from paceline.text.huggingface_tokenizer import tokenizer_from_directory
 from paceline.text.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ def write_directory(directory: Path, backend: Backend, **files: dict[str, Any]) 
 
 def load_directory(directory: Path) -> Tokenizer:
     backend, special = tokenizer_from_directory(directory)
-    return Tokenizer(backend, special, num_embeddings=10**6)
+    return Tokenizer(LibraryBackend(backend), special, num_embeddings=10**6)
 
 
 def test_directory_equals_the_library(tmp_path: Path) -> None:

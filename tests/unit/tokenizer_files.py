@@ -11,7 +11,7 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from paceline.text.gguf_tokenizer import tokenizer_from_metadata
+from paceline.text.gguf_tokenizer import backend_from_metadata
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf import read_header
 from paceline.weights.mapped_file import map_file
@@ -111,7 +111,7 @@ def byte_level_values(backend: Backend, pre: str) -> dict[str, Any]:
 
 
 def load_gguf(path: Path, num_embeddings: int = 10**6) -> Tokenizer:
-    backend, special = tokenizer_from_metadata(path, read_header(path, map_file(path)).metadata)
+    backend, special = backend_from_metadata(path, read_header(path, map_file(path)).metadata)
     return Tokenizer(backend, special, num_embeddings=num_embeddings)
 
 

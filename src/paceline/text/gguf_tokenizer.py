@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata as a ``tokenizers`` object."""
+"""The tokenizer in a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.text.backend import Backend, LibraryBackend
 from paceline.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from paceline.text.sentencepiece import WORD_START, SentencePiece
 from paceline.text.special_tokens import SpecialTokens, end_token_ids
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 SENTENCEPIECE_DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-WORD_START = "▁"
 
 
 class _Vocabulary:
@@ -30,14 +31,58 @@ class _Vocabulary:
         self.path = path
         self.metadata = metadata
         self.model = str(self.get("model"))
+        if self.model not in ("gpt2", "llama"):
+            raise UnsupportedError(
+                f"{path}: tokenizer {self.model!r}; Paceline has gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+            )
         tokens = self.get("tokens")
         if not isinstance(tokens, list) or not tokens:
             raise CheckpointError(path, "metadata lacks tokenizer.ggml.tokens")
-        self.tokens: list[str] = tokens
+        self.pieces: list[str] = tokens
         types = self.get("token_type")
         self.types = np.full(len(tokens), NORMAL) if types is None else np.asarray(types)
         if len(self.types) != len(tokens):
             raise CheckpointError(path, f"has {len(tokens)} tokens but {len(self.types)} token types")
+        if self.is_sentencepiece:
+            self.pieces = self._with_word_starts()
+        self.added = {
+            i: (self.pieces[i], bool(self.types[i] != USER_DEFINED))
+            for i in np.flatnonzero(np.isin(self.types, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
+        }
+        """Tokens that are found in a text before anything is merged: id -> (spelling, whether it is no text)."""
+
+    @property
+    def is_sentencepiece(self) -> bool:
+        return self.model == "llama"
+
+    def _with_word_starts(self) -> list[str]:
+        """The tokens with runs of spaces spelled as the vocabulary itself has them: converters write them as text.
+
+        Only runs that merging reaches, all shorter ones being there too; any other stays something to find in a text.
+        """
+        pieces = list(self.pieces)
+        user_defined = np.flatnonzero(self.types == USER_DEFINED).tolist()
+        runs = {len(pieces[i]): i for i in user_defined if not pieces[i].strip(" ")}
+        length = 2
+        while length in runs:
+            pieces[runs[length]] = WORD_START * length
+            length += 1
+        return pieces
+
+    def ids(self) -> dict[str, int]:
+        """Spelling -> id; CheckpointError when two tokens are spelled alike."""
+        ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
+        if len(ids) != len(self.pieces):
+            raise CheckpointError(self.path, "tokenizer.ggml.tokens holds the same token twice")
+        return ids
+
+    def scores(self) -> list[float]:
+        """A score for each token. User-defined ones are better than all: SentencePiece merges nothing inside them."""
+        scores = self.get("scores")
+        if scores is None or len(scores) != len(self.pieces):
+            raise CheckpointError(self.path, "metadata lacks tokenizer.ggml.scores, one for each token")
+        found: list[float] = np.where(self.types == USER_DEFINED, np.inf, np.asarray(scores)).tolist()
+        return found
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -45,33 +90,52 @@ class _Vocabulary:
     def token_id(self, key: str) -> int | None:
         """The id under that key, which must be a token's, else the default of this kind of vocabulary."""
         value = self.get(key, SENTENCEPIECE_DEFAULTS.get(key) if self.model == "llama" else None)
-        if value is not None and not (isinstance(value, int) and 0 <= value < len(self.tokens)):
+        if value is not None and not (isinstance(value, int) and 0 <= value < len(self.pieces)):
             raise CheckpointError(
-                self.path, f"tokenizer.ggml.{key} is {value}, but there are {len(self.tokens)} tokens"
+                self.path, f"tokenizer.ggml.{key} is {value}, but there are {len(self.pieces)} tokens"
             )
         return value
 
 
-def tokenizer_from_metadata(path: Path, metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
-    """The tokenizer and its special tokens; ``path`` is only for errors.
+def backend_from_metadata(path: Path, metadata: Mapping[str, Any]) -> tuple[Backend, SpecialTokens]:
+    """What cuts and spells texts, and its special tokens; ``path`` is only for errors.
 
     Raises CheckpointError for metadata that is missing or contradicts itself, UnsupportedError for a kind not built.
     """
     vocabulary = _Vocabulary(path, metadata)
-    if vocabulary.model == "gpt2":
-        pretokenizer = _pretokenizer(vocabulary)
-        backend, adds_bos = _byte_level(vocabulary, pretokenizer), pretokenizer.add_bos
-    elif vocabulary.model == "llama":
-        backend, adds_bos = _sentencepiece(vocabulary), True
+    if vocabulary.is_sentencepiece:
+        return _quick_sentencepiece(vocabulary), _special_tokens(vocabulary)
+    return LibraryBackend(_library_tokenizer(vocabulary)), _special_tokens(vocabulary)
+
+
+def tokenizer_from_metadata(path: Path, metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
+    """The same as an object of the ``tokenizers`` library, which can be written as tokenizer.json. It takes seconds for
+    a large SentencePiece vocabulary.
+    """
+    vocabulary = _Vocabulary(path, metadata)
+    return _library_tokenizer(vocabulary), _special_tokens(vocabulary)
+
+
+def _library_tokenizer(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken
+
+    if vocabulary.is_sentencepiece:
+        backend = _sentencepiece(vocabulary)
     else:
-        raise UnsupportedError(
-            f"{path}: tokenizer {vocabulary.model!r}; Paceline has gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
-        )
-    specials = _add_special_tokens(backend, vocabulary)
+        backend = _byte_level(vocabulary, _pretokenizer(vocabulary))
+    backend.add_tokens(
+        [AddedToken(text, special=special, normalized=False) for text, special in vocabulary.added.values()]
+    )
+    return backend
+
+
+def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
     bos, eos = vocabulary.token_id("bos_token_id"), vocabulary.token_id("eos_token_id")
+    adds_bos = vocabulary.is_sentencepiece or _pretokenizer(vocabulary).add_bos
     prefix = vocabulary.get("add_bos_token", adds_bos) and bos is not None
     suffix = vocabulary.get("add_eos_token", False) and eos is not None
-    return backend, SpecialTokens(
+    specials = {text: i for i, (text, _) in vocabulary.added.items() if vocabulary.types[i] == CONTROL}
+    return SpecialTokens(
         bos_id=bos,
         eos_ids=end_token_ids(map(vocabulary.token_id, END_KEYS), specials.get),
         prefix_ids=(bos,) if prefix and bos is not None else (),
@@ -100,7 +164,7 @@ def _byte_level(vocabulary: _Vocabulary, pretokenizer: PreTokenizer) -> tokenize
         raise CheckpointError(vocabulary.path, "tokenizer.ggml.merges holds something that is not a pair")
     pairs = list(zip(halves[::2], halves[1::2], strict=True))
     try:
-        model = BPE(vocab=_ids(vocabulary), merges=pairs, ignore_merges=pretokenizer.ignore_merges)
+        model = BPE(vocab=vocabulary.ids(), merges=pairs, ignore_merges=pretokenizer.ignore_merges)
     except Exception as error:  # the library raises plain Exception for a merge of unknown tokens
         raise CheckpointError(vocabulary.path, f"tokenizer.ggml.merges does not fit the tokens: {error}") from error
     backend = Tokenizer(model)
@@ -113,17 +177,24 @@ def _byte_level(vocabulary: _Vocabulary, pretokenizer: PreTokenizer) -> tokenize
     return backend
 
 
+def _quick_sentencepiece(vocabulary: _Vocabulary) -> SentencePiece:
+    return SentencePiece(
+        vocabulary.ids(),
+        vocabulary.scores(),
+        added=vocabulary.added,
+        unknown_id=vocabulary.token_id("unknown_token_id"),
+        add_space_prefix=vocabulary.get("add_space_prefix", True),
+    )
+
+
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
-    scores = vocabulary.get("scores")
-    if scores is None or len(scores) != len(vocabulary.tokens):
-        raise CheckpointError(vocabulary.path, "metadata lacks tokenizer.ggml.scores, one for each token")
-    ids = _ids(vocabulary)
+    ids = vocabulary.ids()
     unknown_id = vocabulary.token_id("unknown_token_id")
-    unknown = None if unknown_id is None else vocabulary.tokens[unknown_id]
-    merges = merges_by_score(ids, list(scores))
+    unknown = None if unknown_id is None else vocabulary.pieces[unknown_id]
+    merges = merges_by_score(ids, vocabulary.scores())
     backend = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     steps: list[Any] = [normalizers.Replace(" ", WORD_START)]
     undo: list[Any] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -141,32 +212,13 @@ def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tup
     Source: Transformers, convert_slow_tokenizer.generate_merges.
     Departures: where two tokens have one score, or two splits of one token overlap in the text, SentencePiece takes the
     left one and a merge list cannot say so. Trained vocabularies number their scores, so only the second can occur, in
-    runs of a repeated pattern.
+    runs of a repeated pattern; there the longest left part comes first.
     """
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, token_id in ids.items():
         for cut in range(1, len(token)):
             left = token[:cut]
             if left in ids and (right := token[cut:]) in ids:
-                ranked.append((-scores[token_id], ids[left], ids[right], left, right))
+                ranked.append((-scores[token_id], -cut, token_id, left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
-
-
-def _ids(vocabulary: _Vocabulary) -> dict[str, int]:
-    ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
-    if len(ids) != len(vocabulary.tokens):
-        raise CheckpointError(vocabulary.path, "tokenizer.ggml.tokens holds the same token twice")
-    return ids
-
-
-def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> dict[str, int]:
-    """Makes the library find control and user-defined tokens in text; returns the control ones, text -> id."""
-    from tokenizers import AddedToken
-
-    marked = np.flatnonzero(np.isin(vocabulary.types, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
-    kinds = {i: int(vocabulary.types[i]) for i in marked}
-    backend.add_tokens(
-        [AddedToken(vocabulary.tokens[i], special=kinds[i] != USER_DEFINED, normalized=False) for i in marked]
-    )
-    return {vocabulary.tokens[i]: i for i in marked if kinds[i] == CONTROL}

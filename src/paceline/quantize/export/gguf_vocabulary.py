@@ -26,11 +26,11 @@ from paceline.text.gguf_tokenizer import (
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
-    WORD_START,
     tokenizer_from_metadata,
 )
 from paceline.text.huggingface_tokenizer import read_optional_json, special_text, tokenizer_from_directory
 from paceline.text.pretokenizers import PRETOKENIZERS
+from paceline.text.sentencepiece import WORD_START
 from paceline.text.special_tokens import SpecialTokens
 from paceline.weights.raw import Checkpoint
 
