@@ -122,7 +122,7 @@ LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
                 (1e4, -2, None, "rope.dim is -2"),
                 (1e4, 7, None, "rope.dim is 7"),
                 (1e4, 64, None, "rope.dim is 64"),
-                (1e4, 16, replace(LLAMA3, kind="yarn"), "rope.scaling.kind is 'yarn'"),
+                (1e4, 16, replace(LLAMA3, kind="dynamic"), "rope.scaling.kind is 'dynamic'"),
                 (1e4, 16, replace(LLAMA3, factor=0.0), "rope.scaling.factor is 0"),
                 (1e4, 16, replace(LLAMA3, factor="x"), "could not convert"),
                 (1e4, 16, replace(LLAMA3, low_freq_factor=4.0), "rope.scaling.high_freq_factor is 4"),
@@ -339,3 +339,54 @@ def test_a_file_need_not_be_aligned(written: Path, tmp_path: Path) -> None:
     assert found.order.flags.aligned
     assert np.array_equal(found.order, expected.order)
     assert np.array_equal(found.data, expected.data)
+
+
+FAMILY_CONFIG = file_config(
+    activation="gelu_tanh",
+    sliding_window=8,
+    windowed_layers=(True, False),
+    local_rope=RopeConfig(500.0, 16, RopeScaling("linear", factor=2.0)),
+    rope=RopeConfig(
+        10000.0, 16, RopeScaling("longrope", factors=(1.0,) * 8, long_factors=(4.0,) * 8, attention_factor=1.19)
+    ),
+    unrotated_layers=(1,),
+    embedding_scale=8.0,
+    residual_scale=0.22,
+    logit_scale=0.125,
+    attention_scale=0.1,
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+    output_bias=True,
+)
+
+
+def as_json(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(config_values(config, interleaved_rope=True)))["quantization_config"]["model"]
+
+
+def test_what_only_some_families_have_is_kept() -> None:
+    assert config_of(Path("config.json"), as_json(FAMILY_CONFIG)) == FAMILY_CONFIG
+    plain = as_json(file_config())
+    assert "activation" not in plain
+    assert "experts" not in plain
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("activation", "relu"),
+        ("windowed_layers", [True]),
+        ("windowed_layers", [1, 0]),
+        ("unrotated_layers", [2]),
+        ("unrotated_layers", 1),
+        ("local_rope", {"theta": 1.0}),
+        ("embedding_scale", 0.0),
+        ("logit_softcap", "30"),
+        ("attention_softcap", float("inf")),
+        ("output_bias", 1),
+        ("experts", {"num_experts": 4, "num_chosen": 2, "width": 32}),
+    ],
+)
+def test_what_no_family_has_is_named(field: str, value: Any) -> None:
+    with pytest.raises(PacelineError, match=field):
+        config_of(Path("config.json"), {**as_json(FAMILY_CONFIG), field: value})

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 
-from paceline.config import EngineConfig, ModelConfig
+from paceline.config import Activation, EngineConfig, ModelConfig
 from paceline.errors import CheckpointError
 from paceline.executors.base import StepPlan
 from paceline.executors.reference import ReferenceExecutor
-from paceline.quantize.forward import SequenceForward, checkpoint_values, stages_of
+from paceline.ops import reference
+from paceline.quantize.forward import SequenceForward, activated, attend, checkpoint_values, stages_of
 from paceline.sampling.rows import greedy_rows
 
 LENGTH = 40
@@ -61,6 +64,34 @@ def test_hidden_states_are_those_of_the_reference_executor(config: ModelConfig, 
         expected = reference_hidden(checkpoint, tokens[row])
         # A few hundred float32 additions on each of some ten levels: relative to the largest value, not to each.
         np.testing.assert_allclose(hidden[row], expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_oai"])
+def test_activations_are_those_of_the_reference(activation: Activation) -> None:
+    rng = np.random.default_rng(3)
+    gate, up = (rng.standard_normal((7, 33)).astype(np.float32) * 6 for _ in range(2))
+    expected = reference.activated(gate, up, activation)
+    # 1 + tanh of a negative gate cancels: what is left may be off by the rounding of 1.
+    bound = 1e-5 * np.abs(expected) + 4 * np.finfo(np.float32).eps * np.abs(gate * (np.abs(up) + 1))
+    assert (np.abs(activated(gate, up, activation) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"softcap": 2.0}, {"sinks": True}])
+def test_attention_is_the_softmax_of_the_reference(options: dict[str, Any]) -> None:
+    """Word by word: capped scores, a sink that takes its share and has no value, keys out of the window."""
+    model, rng = tiny_config(), np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((1, 9, width)).astype(np.float32) for width in (64, 32, 32))
+    sinks = rng.standard_normal(4).astype(np.float32)
+    found = attend(q, k, v, model, **({"sinks": sinks} if "sinks" in options else options))
+    cap, window = options.get("softcap"), options.get("window", 9)
+    for row, head in itertools.product(range(9), range(4)):
+        own, shared = slice(16 * head, 16 * head + 16), slice(16 * (head // 2), 16 * (head // 2) + 16)
+        seen = range(max(0, row - window + 1), row + 1)
+        scores = [float(q[0, row, own] @ k[0, t, shared]) for t in seen]
+        terms = [math.exp(score if cap is None else cap * math.tanh(score / cap)) for score in scores]
+        total = sum(terms) + (math.exp(sinks[head]) if "sinks" in options else 0.0)
+        expected = sum(term / total * v[0, t, shared] for term, t in zip(terms, seen, strict=True))
+        np.testing.assert_allclose(found[0, row, own], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_changed_tables_stand_in_for_the_file_and_rows_keep_its_order() -> None:

@@ -64,7 +64,8 @@ def producer_of(graph: Graph, linear: Node, model: ModelConfig) -> Producer | No
     if maker.op == "rms_norm":
         return Producer(maker.weights[0])
     if maker.op == "glu":
-        return _rows(graph, maker.inputs[1])
+        is_linear_in_up = maker.attributes["activation"] != "swiglu_oai"
+        return _rows(graph, maker.inputs[1]) if is_linear_in_up else None
     if maker.op == "attention":
         (write,) = (
             node

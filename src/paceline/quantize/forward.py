@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import ModelConfig
-from paceline.errors import CheckpointError
+from paceline.config import Activation, ModelConfig, RopeConfig
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph, Node
 from paceline.ops.reference import Table, inverse_frequencies, rotate
@@ -128,8 +128,10 @@ class SequenceForward:
     """Runs stages of one model over sequences of equal length, each from its own position 0."""
 
     def __init__(self, checkpoint: Checkpoint, changed: Callable[[str], Table | None] = lambda name: None) -> None:
-        """``changed`` gives the tables that stand in for the checkpoint's."""
-        self.graph = build_graph(checkpoint.config)
+        """``changed`` gives tables that stand in for the checkpoint's. UnsupportedError for a mixture of experts."""
+        if checkpoint.config.experts is not None:
+            raise UnsupportedError(f"{checkpoint.path}: a mixture of experts; Paceline quantises dense models")
+        self.graph = build_graph(checkpoint.config.at_context(checkpoint.config.context_length))
         self.stages = stages_of(self.graph)
         self.weights = GraphWeights(checkpoint, self.graph, changed)
         self._model = checkpoint.config
@@ -186,26 +188,39 @@ def _run_nodes(
 ) -> None:
     """Adds what the nodes make to ``values``; keys and values of attention live in it for as long as it does."""
     for node in nodes:
-        inputs = [values[value.name] for value in node.inputs]
+        inputs, has = [values[value.name] for value in node.inputs], node.attributes
         if node.op == "embed":
-            outputs = [weights[node.weights[0]][tokens]]
+            outputs = [weights[node.weights[0]][tokens] * np.float32(has["scale"])]
         elif node.op == "rms_norm":
-            outputs = [rms_norm(inputs[0], weights[node.weights[0]], node.attributes["eps"])]
+            outputs = [rms_norm(inputs[0], weights[node.weights[0]], has["eps"])]
         elif node.op == "linear":
             outputs = _linear(node, inputs[0], weights)
         elif node.op == "rope_write":
             query, values["keys"], values["values"] = _rope(node, inputs, weights, model)
             outputs = [query]
         elif node.op == "attention":
-            outputs = [attend(inputs[0], values["keys"], values["values"], model)]
+            options = {name: has[name] for name in ("window", "softcap")}
+            sinks = weights[node.weights[0]] if node.weights else None
+            outputs = [attend(inputs[0], values["keys"], values["values"], model, **options, sinks=sinks)]
         elif node.op == "glu":
-            with np.errstate(over="ignore"):
-                outputs = [inputs[0] / (1 + np.exp(-inputs[0])) * inputs[1]]
+            outputs = [activated(inputs[0], inputs[1], has["activation"])]
         else:
             assert node.op == "add", node.op
             outputs = [inputs[0] + inputs[1]]
         for value, table in zip(node.outputs, outputs, strict=True):
             values[value.name] = table
+
+
+def activated(gate: Table, up: Table, activation: Activation) -> Table:
+    """act(gate) * up, as ``ops.reference`` defines it."""
+    with np.errstate(over="ignore"):
+        if activation == "silu":
+            return np.asarray(gate / (1 + np.exp(-gate)) * up, np.float32)
+        if activation == "gelu_tanh":
+            inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
+            return np.asarray(np.float32(0.5) * gate * (1 + np.tanh(inner)) * up, np.float32)
+        gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+        return np.asarray(gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1), np.float32)
 
 
 def rms_norm(x: Table, weight: Table, eps: float) -> Table:
@@ -222,6 +237,8 @@ def _linear(node: Node, x: Table, weights: Mapping[str, Table]) -> list[Table]:
         y = flat @ weights[name].T
         if node.attributes["num_biases"]:
             y += weights[node.weights[num_outputs + index]]
+        if node.attributes["scale"] != 1.0:
+            y *= np.float32(node.attributes["scale"])
         outputs.append(y.reshape(*x.shape[:-1], -1))
     return outputs
 
@@ -229,27 +246,41 @@ def _linear(node: Node, x: Table, weights: Mapping[str, Table]) -> list[Table]:
 def _rope(
     node: Node, inputs: list[Table], weights: Mapping[str, Table], model: ModelConfig
 ) -> tuple[Table, Table, Table]:
-    """Rotated queries / sqrt(head_dim), rotated keys, values, each [sequences, tokens, width]."""
+    """Rotated queries * scale, rotated keys, values, each [sequences, tokens, width]."""
     sequences, length = inputs[0].shape[:2]
     q, k = (x.reshape(sequences * length, -1, model.head_dim) for x in inputs[:2])
     if node.weights:
         q = rms_norm(q, weights[node.weights[0]], node.attributes["eps"])
         k = rms_norm(k, weights[node.weights[1]], node.attributes["eps"])
-    positions = np.tile(np.arange(length, dtype=np.int32), sequences)
-    frequencies = inverse_frequencies(model.rope, model.head_dim)
-    q = rotate(q, positions, frequencies) * np.float32(1 / np.sqrt(model.head_dim))
-    k = rotate(k, positions, frequencies)
+    rope: RopeConfig | None = node.attributes["rope"]
+    if rope is not None:
+        positions = np.tile(np.arange(length, dtype=np.int32), sequences)
+        frequencies = inverse_frequencies(rope, model.head_dim)
+        q = rotate(q, positions, frequencies, factor=rope.attention_factor)
+        k = rotate(k, positions, frequencies, factor=rope.attention_factor)
+    q = q * np.float32(node.attributes["scale"])
     return q.reshape(inputs[0].shape), k.reshape(inputs[1].shape), inputs[2]
 
 
-def attend(q: Table, keys: Table, values: Table, model: ModelConfig) -> Table:
-    """softmax(q K^T) V of each head, over the positions up to a row's own within the sliding window."""
+def attend(
+    q: Table,
+    keys: Table,
+    values: Table,
+    model: ModelConfig,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Table | None = None,
+) -> Table:
+    """softmax(q K^T) V of each head, over the positions up to a row's own within the window; see
+    ``ops.reference.attention``.
+    """
     sequences, length, width = q.shape
     heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
     rows = np.arange(length)
     hidden = rows[:, None] < rows
-    if model.sliding_window is not None:
-        hidden |= rows[:, None] - rows >= model.sliding_window
+    if window is not None:
+        hidden |= rows[:, None] - rows >= window
     out = np.empty((sequences, length, heads, dim), np.float32)
     for sequence in range(sequences):
         for head in range(heads):
@@ -257,7 +288,15 @@ def attend(q: Table, keys: Table, values: Table, model: ModelConfig) -> Table:
             key = keys[sequence].reshape(length, kv_heads, dim)[:, shared]
             value = values[sequence].reshape(length, kv_heads, dim)[:, shared]
             scores = q[sequence].reshape(length, heads, dim)[:, head] @ key.T
+            if softcap is not None:
+                scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
             scores[hidden] = -np.inf
-            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out[sequence, :, head] = scores @ value / scores.sum(axis=1, keepdims=True)
+            largest = scores.max(axis=1, keepdims=True)
+            if sinks is not None:
+                largest = np.maximum(largest, sinks[head])
+            scores = np.exp(scores - largest)
+            total = scores.sum(axis=1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sinks[head] - largest)
+            out[sequence, :, head] = scores @ value / total
     return out.reshape(sequences, length, width)

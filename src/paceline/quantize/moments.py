@@ -2,11 +2,11 @@
 
 Notation: X [T, K] inputs of a stage's matrices as the quantised model has them, Y [T, N] outputs as the original has
 them, r [T, N] by how much the residual stream of the quantised model already lags behind the original, w [T] weights of
-the tokens. H = X^T w X, YX = (Y + r)^T w X.
+the tokens. H = X^T w X, YX = (Y + r)^T w X. Where the products are scaled (Granite's), Y and r are divided by that.
 
 Where the product is added to the residual stream, w is 1 / mean square of the stream after it: the norm that reads the
 stream divides by it, so an error counts relative to it. (Without that the first token of each sequence, a thousand
-times as large as others in SmolLM2, is most of H.)
+times as large as others in SmolLM2, is most of H.) Where a norm reads the product itself, w is 1 / mean square of that.
 Checked by: tests/unit/test_quantize_moments.py.
 """
 
@@ -68,6 +68,10 @@ class AsymmetricMoments:
         self._follow = follow_residual and self._residual is not None
         self._weigh = weigh_tokens and self._residual is not None
         self._biases = [forward.weights.values(name) for name in stage.linear.weights[len(stage.matrices) :]]
+        self._is_normed = weigh_tokens and any(
+            node.op == "rms_norm" and node.inputs[0] in stage.linear.outputs for node in stage.nodes
+        )
+        self._scale = np.float32(stage.linear.attributes["scale"])
         width = quantised[stage.input].shape[-1]
         YX = {value.name: np.zeros((value.width, width)) for value in stage.linear.outputs}
         self.moments = Moments(np.zeros((width, width)), YX)
@@ -76,16 +80,19 @@ class AsymmetricMoments:
         x = self._quantised[self._stage.input][part]
         x = x.reshape(-1, x.shape[-1])
         names = self._stage.matrices
-        products = [original[name].reshape(len(x), -1) for name in names]
+        products = [original[name].reshape(len(x), -1) / self._scale for name in names]
         if self._biases:
             products = [product - bias for product, bias in zip(products, self._biases, strict=True)]
         weighted = x.copy()
         if self._residual is not None:
             stream = original[self._residual].reshape(len(x), -1)
             if self._weigh:
-                weighted /= power(stream + products[0])[:, None]
+                weighted /= power(stream + products[0] * self._scale)[:, None]
             if self._follow:
-                products[0] = products[0] + stream - self._quantised[self._residual][part].reshape(len(x), -1)
+                lag = stream - self._quantised[self._residual][part].reshape(len(x), -1)
+                products[0] = products[0] + lag / self._scale
+        elif self._is_normed:
+            weighted /= power(products[0])[:, None]
         np.add(self.moments.H, weighted.T @ x, out=self.moments.H)
         for name, y in zip(names, products, strict=True):
             self.moments.YX[name] += y.T @ weighted

@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.config import Activation, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.models.registry import FAMILIES
 from paceline.weights.inventory import check_inventory
 from paceline.weights.mapped_file import map_file
 from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
@@ -207,21 +208,48 @@ def config_of(path: Path, values: Any) -> ModelConfig:
     for name in FLAGS:
         if not isinstance(values.get(name), bool):
             raise CheckpointError(path, f"quantization_config.model.{name} is {values.get(name)!r}, expected a bool")
-    if values.get("architecture") not in ("llama", "qwen2", "qwen3"):
+    if values.get("architecture") not in {family.architecture for family in FAMILIES if family.classes}:
         raise UnsupportedError(f"{path}: quantization_config.model.architecture is {values.get('architecture')!r}")
-    if unread := values.keys() & FAMILY_FIELDS:
-        raise UnsupportedError(f"{path}: quantization_config.model has {', '.join(sorted(unread))}: update Paceline")
+    if values.get("experts") is not None:
+        raise UnsupportedError(f"{path}: quantization_config.model.experts: Paceline quantises dense models")
     try:
-        rope = dict(values["rope"])
-        if rope.get("scaling") is not None:
-            rope["scaling"] = _scaling_of(rope["scaling"])
-        rope["theta"], rope["dim"] = float(rope["theta"]), int(rope["dim"])
-        epsilon = float(values["rms_norm_eps"])
-        config = ModelConfig(**{**values, "rope": RopeConfig(**rope), "rms_norm_eps": epsilon})
+        read = {"rope": _rope_of(values["rope"]), "rms_norm_eps": float(values["rms_norm_eps"])}
+        config = ModelConfig(**{**values, **read, **_family_fields(values)})
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise CheckpointError(path, f"quantization_config.model is damaged: {error}") from error
     _check_values(path, config)
     return config
+
+
+def _rope_of(given: Mapping[str, Any]) -> RopeConfig:
+    """Raises TypeError, ValueError and KeyError for what cannot be one."""
+    scaling = None if given.get("scaling") is None else _scaling_of(given["scaling"])
+    return RopeConfig(**{**given, "theta": float(given["theta"]), "dim": int(given["dim"]), "scaling": scaling})
+
+
+def _family_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``FAMILY_FIELDS`` that are given. Raises TypeError and ValueError for what they cannot be."""
+    given = {name: values[name] for name in FAMILY_FIELDS & values.keys()}
+    for name, value in given.items():
+        if name in ("windowed_layers", "unrotated_layers"):
+            item = bool if name == "windowed_layers" else int
+            if not isinstance(value, list) or any(type(each) is not item for each in value):
+                raise ValueError(f"{name} is {value!r}")
+            given[name] = tuple(value)
+        elif name == "local_rope":
+            if value is not None and (not isinstance(value, dict) or value.keys() != {"theta", "dim", "scaling"}):
+                raise ValueError(f"{name} is {value!r}")
+            given[name] = None if value is None else _rope_of(value)
+        elif name == "activation":
+            if value not in get_args(Activation):
+                raise ValueError(f"{name} is {value!r}")
+        elif name in ("output_bias", "attention_sinks"):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}")
+        elif value is not None:
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value!r}")
+    return given
 
 
 def _scaling_of(given: Mapping[str, Any]) -> RopeScaling:
@@ -248,12 +276,18 @@ def _check_values(path: Path, config: ModelConfig) -> None:
     possible = {name: all(0 < number < math.inf for number in numbers) for name, numbers in positive.items()} | {
         "num_kv_heads": config.num_heads % config.num_kv_heads == 0,
         "rope.dim": 0 < rope.dim <= config.head_dim and rope.dim % 2 == 0,
-        "rope.scaling.kind": scaling.kind in ("linear", "llama3", "factors"),
+        "rope.scaling.kind": scaling.kind in ("linear", "llama3", "factors", "yarn", "longrope"),
+        "rope.scaling.beta_fast": 0 < scaling.beta_slow < scaling.beta_fast < math.inf,
+        "rope.scaling.attention_factor": 0 < scaling.attention_factor < math.inf,
+        "windowed_layers": len(config.windowed_layers) in (0, config.num_layers),
+        "unrotated_layers": all(0 <= layer < config.num_layers for layer in config.unrotated_layers),
         "rope.scaling.high_freq_factor": scaling.low_freq_factor < scaling.high_freq_factor < math.inf,
         "draft_vocab_size": config.draft_vocab_size is None,
         "input_norms": config.input_norms is False,
     }
-    possible["rope.scaling.factors"] &= len(scaling.factors) == (rope.dim // 2 if scaling.kind == "factors" else 0)
+    possible["rope.scaling.factors"] &= len(scaling.factors) == (
+        rope.dim // 2 if scaling.kind in ("factors", "longrope") else 0
+    )
     for name, is_possible in possible.items():
         if not is_possible:
             given = attrgetter(name)(config)

@@ -16,6 +16,9 @@ FORMATS: tuple[Format, ...] = ("compressed-tensors", "gptq", "awq", "gguf", "pac
 HEAD_BITS = (16, 8, 4)
 """What the head may be stored with; 16 is f16."""
 
+EXPORTED = ("llama", "qwen2", "qwen3")
+"""Architectures whose configuration and tensors Paceline can also write as other programs call them."""
+
 LAYER_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
@@ -48,6 +51,8 @@ def is_layer_matrix(name: str) -> bool:
 
 def _problem(config: ModelConfig, scheme: Scheme, fmt: str, head_bits: int | None) -> str | None:
     """Why the format cannot hold it, None when it can."""
+    if fmt != "paceline" and config.architecture not in EXPORTED:
+        return f"Paceline writes it for {', '.join(EXPORTED)}, not for {config.architecture}"
     if scheme.per_token and fmt not in ("compressed-tensors", "paceline"):
         return "it cannot say that activations are int8 (W8A8)"
     if head_bits is not None and fmt not in ("gguf", "paceline"):
