@@ -246,9 +246,8 @@ def _family_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in ("output_bias", "attention_sinks"):
             if not isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}")
-        elif value is not None:
-            if type(value) not in (int, float) or not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value!r}")
+        elif value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            raise ValueError(f"{name} is {value!r}")
     return given
 
 
