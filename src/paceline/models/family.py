@@ -31,6 +31,10 @@ BLOCK_NAMES = {
 """Module of a layer in Transformers -> in GGUF, for Llama and whatever is called as its modules are."""
 
 
+def _same(name: str) -> str | None:
+    return name
+
+
 @dataclass(frozen=True)
 class Family:
     """An architecture: its graph, and how files describe it.
@@ -38,7 +42,8 @@ class Family:
     ``architecture`` is GGUF's name of it and ours. ``classes``: class of Transformers -> what reads its config.json;
     ``from_gguf`` reads the metadata of a GGUF file (None: no such files). ``block_names``: module of a layer in
     Transformers -> in GGUF. ``interleaved_gguf``: GGUF files store the rows of q and k such that rotary pairs are
-    neighbours. ``norm_offset`` is added to the weights of norms in safetensors; GGUF files hold the sum.
+    neighbours. ``norm_offset`` is added to the weights of norms in safetensors; GGUF files hold the sum. ``text_name``:
+    name of a tensor in safetensors -> in a model of text alone, None for a tensor that text does not need.
     """
 
     architecture: str
@@ -48,3 +53,4 @@ class Family:
     block_names: Mapping[str, str] = field(default_factory=lambda: BLOCK_NAMES)
     interleaved_gguf: bool = False
     norm_offset: float = 0.0
+    text_name: Callable[[str], str | None] = _same

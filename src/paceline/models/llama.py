@@ -53,7 +53,7 @@ def attention_block(g: GraphBuilder, x: Value, config: ModelConfig, layer: int) 
         )
     else:
         q = g.rope_write(q, k, v, layer=layer, rope=rope, scale=scale)
-    y = g.attention(q, layer=layer, window=config.window_of(layer))
+    y = g.attention(q, layer=layer, window=config.window_of(layer), softcap=config.attention_softcap)
     (out,) = g.linear(y, [(f"{p}.attn_output.weight", config.hidden_size)])
     return out
 

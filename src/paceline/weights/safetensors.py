@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.models.family import BLOCK_NAMES, TOP_NAMES
 from paceline.models.registry import config_from_json, family_of
+from paceline.weights.blocks import dequantize
 from paceline.weights.inventory import check_inventory, check_layers, expected_shapes
 from paceline.weights.mapped_file import map_file
 from paceline.weights.quantization_config import Quantization, read_quantization
@@ -46,11 +48,11 @@ class HuggingFaceCheckpoint:
         self.interleaved_rope = False
         values = read_json(path / "config.json")
         self.config = config_from_json(path / "config.json", values)
+        self._family = family_of(self.config.architecture)
         self._buffers = {file: map_file(file) for file in weight_files(path)}
         entries = self._read_entries()
         self._config_files, quantization = _read_quantization(path, values, entries)
         check_layers(path, self.config, len(entries))
-        self._family = family_of(self.config.architecture)
         needed = expected_shapes(self.config)
         self._modules: dict[str, QuantizedModule] = {}
         self._tensors: dict[str, Entry] = {}
@@ -83,14 +85,22 @@ class HuggingFaceCheckpoint:
         if name in self._modules:
             return self._modules[name].header
         entry = self._entry(name)
-        return TensorHeader(entry.shape, entry.dtype)
+        return TensorHeader(entry.shape, "F32" if self._has_offset(name) else entry.dtype)
 
     def tensor(self, name: str) -> RawTensor:
         if name in self._modules:
             return self._modules[name].tensor(name)
         entry = self._entry(name)
         data = np.frombuffer(self._buffers[entry.file], np.uint8, entry.num_bytes, entry.start)
-        return RawTensor(name, entry.shape, entry.dtype, data)
+        raw = RawTensor(name, entry.shape, entry.dtype, data)
+        if not self._has_offset(name):
+            return raw
+        values = dequantize(replace(raw, shape=(1, *raw.shape))) + np.float32(self._family.norm_offset)
+        return RawTensor(name, raw.shape, "F32", values.reshape(-1).view(np.uint8))
+
+    def _has_offset(self, name: str) -> bool:
+        """Whether the file holds less than the weight of this norm."""
+        return self._family.norm_offset != 0 and name.endswith("norm.weight")
 
     def _canonical(self, name: str) -> str:
         return canonical_name(name, self._family.block_names)
@@ -101,11 +111,12 @@ class HuggingFaceCheckpoint:
         return self._tensors[name]
 
     def _read_entries(self) -> dict[str, Entry]:
-        """All tensors of all files by their own names, without those that follow from the configuration."""
+        """All tensors by their names in a model of text alone, without those that follow from the configuration."""
         entries: dict[str, Entry] = {}
         for file, buffer in self._buffers.items():
-            for name, entry in read_entries(file, buffer).items():
-                if name.endswith(COMPUTED_SUFFIXES):
+            for own_name, entry in read_entries(file, buffer).items():
+                name = self._family.text_name(own_name)
+                if name is None or name.endswith(COMPUTED_SUFFIXES):
                     continue
                 if name in entries:
                     problem = f"occurs in {entries[name].file.name} too"
