@@ -74,9 +74,8 @@ struct BoundProgram {
   std::vector<SampleOut> sampled;
   StepInputs step{};
 
-  BoundProgram(const std::string& isa, int num_threads, const ProgramShape& shape, std::vector<double> frequencies,
-               const nb::object& pages_of)
-      : program(require_kernels(isa), num_threads, shape, std::move(frequencies), pages_in(pages_of, shape)),
+  BoundProgram(const std::string& isa, int num_threads, const ProgramShape& shape, const nb::object& pages_of)
+      : program(require_kernels(isa), num_threads, shape, pages_in(pages_of, shape)),
         sampled(static_cast<size_t>(shape.max_outputs)) {
     if (!pages_of.is_none()) owners.push_back(pages_of);
   }
@@ -242,6 +241,14 @@ struct BoundProgram {
     program.distributions(logits, samples, outputs.data(), static_cast<int>(count), p.data(), status.data());
   }
 
+  // Of the layers that share most: those with a window see fewer splits.
+  int shared_splits() const {
+    int most = 0;
+    for (int i = 0; i < program.num_attention_plans(); ++i)
+      most = std::max(most, program.attention_plan(i).shared_splits());
+    return most;
+  }
+
   void results(const OutArray<int32_t>& tokens, const OutArray<uint32_t>& status,
                const OutArray<float>& logprobs) const {
     const size_t outputs = static_cast<size_t>(step.num_outputs);
@@ -254,6 +261,13 @@ struct BoundProgram {
     }
   }
 };
+
+Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "swiglu_oai") return Activation::swiglu_oai;
+  throw std::invalid_argument("unknown activation '" + name + "'");
+}
 
 nb::list attention_units(const AttentionPlan& plan) {
   constexpr const char* kResults[] = {"rows", "folded", "splits"};
@@ -307,17 +321,16 @@ NB_MODULE(_native, m) {
           "__init__",
           [](BoundProgram* self, const std::string& isa, int num_threads, int max_rows, int max_outputs, int vocab_size,
              int num_pages, int context_length, int num_heads, int num_kv_heads, int head_dim, int num_layers,
-             int window, const std::string& kv_kind, std::vector<double> inverse_frequencies,
-             const nb::object& pages_of, std::optional<int> num_logits) {
-            const AttentionShape attention{num_heads, num_kv_heads, head_dim, num_layers, window, kv_kind_of(kv_kind)};
+             const std::string& kv_kind, const nb::object& pages_of, std::optional<int> num_logits) {
+            const AttentionShape attention{num_heads, num_kv_heads, head_dim, num_layers, kv_kind_of(kv_kind)};
             new (self) BoundProgram(isa, num_threads,
                                     {max_rows, max_outputs, vocab_size, num_logits.value_or(vocab_size), num_pages,
                                      context_length, attention},
-                                    std::move(inverse_frequencies), pages_of);
+                                    pages_of);
           },
           "isa"_a, "num_threads"_a, "max_rows"_a, "max_outputs"_a, "vocab_size"_a, "num_pages"_a, "context_length"_a,
-          "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "window"_a, "kv_kind"_a,
-          "inverse_frequencies"_a, "pages_of"_a.none() = nb::none(), "num_logits"_a.none() = nb::none())
+          "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "num_layers"_a, "kv_kind"_a, "pages_of"_a.none() = nb::none(),
+          "num_logits"_a.none() = nb::none())
       .def("add_matrix", &BoundProgram::add_matrix, "data"_a, "kind"_a, "group"_a, "offset"_a, "num_outputs"_a,
            "num_inputs"_a, "tile_bytes"_a, "num_groups"_a, "order"_a.none() = nb::none())
       .def("add_vector",
@@ -332,36 +345,66 @@ NB_MODULE(_native, m) {
           "add_activations",
           [](BoundProgram& self, int width, bool outputs) { return self.program.add_activations(width, outputs); },
           "width"_a, "outputs"_a = false)
-      .def("embed", [](BoundProgram& self, int matrix, int to) { self.program.embed(matrix, to); })
+      .def(
+          "add_rope",
+          [](BoundProgram& self, std::vector<double> inverse_frequencies, double factor) {
+            return self.program.add_rope(std::move(inverse_frequencies), factor);
+          },
+          "inverse_frequencies"_a, "factor"_a = 1.0)
+      .def(
+          "add_attention_plan", [](BoundProgram& self, int window) { return self.program.add_attention_plan(window); },
+          "window"_a = 0)
+      .def(
+          "embed", [](BoundProgram& self, int matrix, int to, float scale) { self.program.embed(matrix, scale, to); },
+          "matrix"_a, "to"_a, "scale"_a = 1.0f)
       .def("norm", [](BoundProgram& self, int from, int weight, float eps, int size, int to_buffer,
                       int to_activations) { self.program.norm(from, weight, eps, size, to_buffer, to_activations); })
+      .def("norm_in_place", [](BoundProgram& self, int buffer, int column, int weight, float eps, int size,
+                               bool joined) { self.program.norm_in_place(buffer, column, weight, eps, size, joined); })
+      .def("norm_add",
+           [](BoundProgram& self, int from, int weight, float eps, int size, int residual, int to, int next_weight,
+              float next_eps, int to_buffer, int to_activations) {
+             self.program.norm_add(from, weight, eps, size, residual, to, next_weight, next_eps, to_buffer,
+                                   to_activations);
+           })
       .def(
           "quantise",
           [](BoundProgram& self, int from, int size, int to, bool per_token, std::vector<int32_t> order) {
             self.program.quantise(from, size, to, per_token, std::move(order));
           },
           "from_"_a, "size"_a, "to"_a, "per_token"_a = false, "order"_a = std::vector<int32_t>{})
-      .def("linear",
-           [](BoundProgram& self, std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases,
-              int from_buffer, int from_activations, int to, bool accumulate) {
-             self.program.linear(std::move(matrices), std::move(columns), std::move(biases), from_buffer,
-                                 from_activations, to, accumulate);
-           })
+      .def(
+          "linear",
+          [](BoundProgram& self, std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases,
+             int from_buffer, int from_activations, int to, bool accumulate, float scale, float softcap) {
+            self.program.linear(std::move(matrices), std::move(columns), std::move(biases), from_buffer,
+                                from_activations, to, accumulate, scale, softcap);
+          },
+          "matrices"_a, "columns"_a, "biases"_a, "from_buffer"_a, "from_activations"_a, "to"_a, "accumulate"_a,
+          "scale"_a = 1.0f, "softcap"_a = 0.0f)
       .def("gate_up",
-           [](BoundProgram& self, int gate, int up, int from_buffer, int from_activations, int to_buffer,
-              int to_activations) {
-             self.program.gate_up(gate, up, from_buffer, from_activations, to_buffer, to_activations);
+           [](BoundProgram& self, const std::string& activation, int gate, int up, int from_buffer,
+              int from_activations, int to_buffer, int to_activations) {
+             self.program.gate_up(activation_of(activation), gate, up, from_buffer, from_activations, to_buffer,
+                                  to_activations);
            })
-      .def("silu_mul",
-           [](BoundProgram& self, int from, int up_column, int size, int to_buffer, int to_activations) {
-             self.program.silu_mul(from, up_column, size, to_buffer, to_activations);
+      .def("glu",
+           [](BoundProgram& self, const std::string& activation, int from, int up_column, int size, int to_buffer,
+              int to_activations) {
+             self.program.glu(activation_of(activation), from, up_column, size, to_buffer, to_activations);
            })
       .def("rope_write",
            [](BoundProgram& self, int layer, int buffer, int q_column, int k_column, int v_column, int q_norm,
-              int k_norm,
-              float eps) { self.program.rope_write(layer, buffer, q_column, k_column, v_column, q_norm, k_norm, eps); })
-      .def("attention",
-           [](BoundProgram& self, int layer, int buffer, int out) { self.program.attention(layer, buffer, out); })
+              int k_norm, float eps, int rope, float query_scale) {
+             self.program.rope_write(layer, buffer, q_column, k_column, v_column, q_norm, k_norm, eps, rope,
+                                     query_scale);
+           })
+      .def(
+          "attention",
+          [](BoundProgram& self, int layer, int buffer, int out, int plan, float softcap, int sinks) {
+            self.program.attention(layer, buffer, out, plan, softcap, sinks);
+          },
+          "layer"_a, "buffer"_a, "out"_a, "plan"_a, "softcap"_a = 0.0f, "sinks"_a = -1)
       .def("select", [](BoundProgram& self, int from, int to) { self.program.select(from, to); })
       .def("sample", [](BoundProgram& self, int logits) { self.program.sample(logits); })
       .def("set_step", &BoundProgram::set_step)
@@ -402,15 +445,17 @@ NB_MODULE(_native, m) {
           },
           nb::rv_policy::reference_internal, "The KV pool [pages, bytes of a page].")
       .def(
-          "attention_units", [](const BoundProgram& self) { return attention_units(self.program.attention_plan()); },
+          "attention_units",
+          [](const BoundProgram& self, int plan) { return attention_units(self.program.attention_plan(plan)); },
+          "plan"_a = 0,
           "Debugging: (rows, sequence, KV head, first split, end split, result) of the units of the step.")
       .def(
-          "attention_merges", [](const BoundProgram& self) { return attention_merges(self.program.attention_plan()); },
-          "Debugging: (row, first slot, first split, end split) of the rows of the step that are merged.")
+          "attention_merges",
+          [](const BoundProgram& self, int plan) { return attention_merges(self.program.attention_plan(plan)); },
+          "plan"_a = 0, "Debugging: (row, first slot, first split, end split) of the rows of the step that are merged.")
       .def_prop_ro("attention_slots",
-                   [](const BoundProgram& self) { return self.program.attention_plan().num_slots(); })
-      .def_prop_ro("shared_splits",
-                   [](const BoundProgram& self) { return self.program.attention_plan().shared_splits(); })
+                   [](const BoundProgram& self) { return self.program.attention_plan(0).num_slots(); })
+      .def_prop_ro("shared_splits", &BoundProgram::shared_splits)
       .def_prop_ro("workspace_bytes", [](const BoundProgram& self) { return self.program.workspace_bytes(); })
       .def_prop_ro("num_pages", [](const BoundProgram& self) { return self.program.shape().num_pages; })
       .def_prop_ro("max_rows", [](const BoundProgram& self) { return self.program.shape().max_rows; })

@@ -7,6 +7,10 @@
 
 #include "kernels/quantise-inl.h"
 
+#include "kernels/norm-inl.h"
+
+#include "kernels/glu-inl.h"
+
 #include "kernels/dot-inl.h"
 
 #include "kernels/product-inl.h"
@@ -36,7 +40,7 @@ namespace paceline::PL_ISA {
 namespace {
 
 constexpr Kernels table = {
-    PL_NAME(PL_ISA), embed,           norm,      quantise,        linear,     gate_up,          silu_mul,
+    PL_NAME(PL_ISA), embed,           norm,      quantise,        linear,     gate_up,          gated,
     rope_write,      key_value_write, attention, attention_merge, sample_row, distribution_row, int8_peak};
 
 }  // namespace

@@ -16,24 +16,28 @@ inline const float* at_row(const float* base, int row, int stride) {
   return base + static_cast<size_t>(row) * static_cast<size_t>(stride);
 }
 
-// RMS norm of one head (when weight is not null), then rotation of its pairs (2i, 2i+1), then times factor. In place.
+// RMS norm of one head (when weight is not null), then rotation of its pairs (2i, 2i+1) (when cos is not null), then times factor. In
+// place.
 inline void rotate_head(float* x, int head_dim, const float* weight, float eps, const float* cos, const float* sin,
                         float factor) {
   F32x16 r = set1(1.0f);
-  if (weight != nullptr) {
-    F32x16 squares = zero_f32();
-    for (int i = 0; i < head_dim; i += 16) {
-      const F32x16 v = load(x + i);
-      squares = fma(v, v, squares);
-    }
-    r = set1(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(head_dim) + eps));
-  }
+  if (weight != nullptr) r = inverse_rms(x, head_dim, eps);
   for (int i = 0; i < head_dim; i += 16) {
     F32x16 v = load(x + i);
     if (weight != nullptr) v = v * r * load(weight + i);
-    const F32x16 rotated = fma(swap_pairs(v), load(sin + i), v * load(cos + i));
-    store(x + i, rotated * set1(factor));
+    if (cos != nullptr) v = fma(swap_pairs(v), load(sin + i), v * load(cos + i));
+    store(x + i, v * set1(factor));
   }
+}
+
+// A row's cosines and sines; null where the layer does not rotate.
+struct Rotation {
+  const float* cos;
+  const float* sin;
+};
+inline Rotation rotation_of(const AttentionArgs& args, int row) {
+  if (args.cos == nullptr) return {nullptr, nullptr};
+  return {at_row(args.cos, row, args.shape->head_dim), at_row(args.sin, row, args.shape->head_dim)};
 }
 
 // Rotates a row's key of one KV head and stores it with the value in the page that a sequence has at the row's position. The sequence may
@@ -46,7 +50,8 @@ void key_value_write(const AttentionArgs& args, int sequence, int row, int kv_he
                                        static_cast<size_t>(position / kPageTokens)];
   float key[kMaxHeadDim];
   std::memcpy(key, at_row(args.k, row, args.qkv_stride) + kv_head * d, static_cast<size_t>(d) * sizeof(float));
-  rotate_head(key, d, args.k_norm, args.norm_eps, at_row(args.cos, row, d), at_row(args.sin, row, d), 1.0f);
+  const Rotation rotation = rotation_of(args, row);
+  rotate_head(key, d, args.k_norm, args.norm_eps, rotation.cos, rotation.sin, 1.0f);
   store_token(s.kind, head_page(args, page, kv_head), position % kPageTokens, d, key,
               at_row(args.v, row, args.qkv_stride) + kv_head * d);
 }
@@ -55,12 +60,10 @@ void key_value_write(const AttentionArgs& args, int sequence, int row, int kv_he
 void rope_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
   const AttentionShape& s = *args.shape;
   const int d = s.head_dim;
-  const float* cos = at_row(args.cos, row, d);
-  const float* sin = at_row(args.sin, row, d);
-  const float factor = 1.0f / std::sqrt(static_cast<float>(d));
+  const Rotation rotation = rotation_of(args, row);
   for (int h = 0; h < s.group(); ++h)
     rotate_head(at_row(args.q, row, args.qkv_stride) + (kv_head * s.group() + h) * d, d, args.q_norm, args.norm_eps,
-                cos, sin, factor);
+                rotation.cos, rotation.sin, args.query_scale);
   key_value_write(args, sequence, row, kv_head);
 }
 
@@ -90,9 +93,20 @@ inline void fold(Partial into, Partial split, int head_dim) {
   *into.maximum = top;
 }
 
-inline void finish(const Partial& p, int head_dim, float* out) {
-  const F32x16 inverse = set1(1.0f / *p.sum);
+// Writes a row's finished values. The sink is folded last, whatever the splits were: exp(sink) more in the denominator.
+inline void finish(const Partial& p, int head_dim, const float* sink, float* out) {
+  F32x16 inverse = set1(1.0f / *p.sum);
+  if (sink != nullptr) {
+    const float top = *p.maximum > *sink ? *p.maximum : *sink;
+    float factors[16] = {*p.maximum - top, *sink - top};
+    store(factors, exp(load(factors)));
+    inverse = set1(factors[0] / std::fma(*p.sum, factors[0], factors[1]));
+  }
   for (int i = 0; i < head_dim; i += 16) store(out + i, load(p.values + i) * inverse);
+}
+
+inline const float* sink_of(const AttentionArgs& args, int head) {
+  return args.sinks == nullptr ? nullptr : args.sinks + head;
 }
 
 // Softmax numerators of one row's scores in place; lanes outside [begin, end) become 0. Returns (maximum, sum) through the pointers.
@@ -129,6 +143,10 @@ inline float* slot_of(const AttentionArgs& args, int row, int head, int split) {
   const size_t slot = static_cast<size_t>(args.row_slots[row] + split);
   return args.partials +
          (slot * static_cast<size_t>(s.num_heads) + static_cast<size_t>(head)) * static_cast<size_t>(s.head_dim + 16);
+}
+
+[[gnu::noinline]] void cap_scores(float* scores, int padded, float cap) {
+  for (int i = 0; i < padded; i += 16) store(scores + i, soft_capped(load(scores + i), set1(cap)));
 }
 
 template <class Pages>
@@ -177,9 +195,11 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     }
     for (int r = 0; r < num_rows; ++r) {
       const int position = args.positions[rows[r / group]];
-      const int begin = s.window > 0 && position - s.window + 1 > first_key ? position - s.window + 1 - first_key : 0;
+      const int oldest = args.window > 0 ? position - args.window + 1 : 0;
+      const int begin = oldest > first_key ? oldest - first_key : 0;
       const int end = position + 1 - first_key < num_keys ? position + 1 - first_key : num_keys;
       const Partial p = partial(split, r);
+      if (args.softcap != 0.0f) cap_scores(scores + r * kSplitTokens, padded, args.softcap);
       exponentiate(scores + r * kSplitTokens, begin, end, padded, p.maximum, p.sum);
       pages.round_numerators(r, scores + r * kSplitTokens, head_pages, begin, end, padded);
     }
@@ -197,11 +217,13 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
   }
   if (unit.result == UnitResult::splits) return;
   for (int r = 0; r < num_rows; ++r) {
-    if (unit.result == UnitResult::folded)
+    if (unit.result == UnitResult::folded) {
       leave(r, running, unit.split_end - 1);
-    else
-      finish(partial(running, r), d,
-             at_row(args.out, rows[r / group], args.out_stride) + (unit.kv_head * group + r % group) * d);
+    } else {
+      const int head = unit.kv_head * group + r % group;
+      finish(partial(running, r), d, sink_of(args, head),
+             at_row(args.out, rows[r / group], args.out_stride) + head * d);
+    }
   }
 }
 
@@ -228,7 +250,7 @@ void attention_merge(const AttentionArgs& args, int row, int head, int begin, in
   };
   const Partial running = partial(begin);
   for (int split = begin + 1; split < end; ++split) fold(running, partial(split), s.head_dim);
-  finish(running, s.head_dim, at_row(args.out, row, args.out_stride) + head * s.head_dim);
+  finish(running, s.head_dim, sink_of(args, head), at_row(args.out, row, args.out_stride) + head * s.head_dim);
 }
 
 }  // namespace

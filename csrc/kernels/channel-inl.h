@@ -109,8 +109,8 @@ void linear_wide(const Matrix& w, const Activations& in, int rows, int chunk, in
 }
 
 // gate_up for many rows of i8c.
-void gate_up_wide(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int chunk, int unit_begin,
-                  int unit_end, float* y, int y_stride, const Activations& out) {
+void gate_up_wide(Activation activation, const Matrix& gate, const Matrix& up, const Activations& in, int rows,
+                  int chunk, int unit_begin, int unit_end, float* y, int y_stride, const Activations& out) {
   alignas(64) int16_t acts[kWideActs];
   alignas(64) float product[2][2][kRowChunk * kTile];  // gate and up, two tiles
   for (int begin = 0; begin < rows; begin += chunk) {
@@ -125,7 +125,7 @@ void gate_up_wide(const Matrix& gate, const Matrix& up, const Activations& in, i
       for (int row = 0; row < count; ++row) {
         const auto hidden = [&](int t) {
           const int at = row * kTile;
-          return t < tiles ? silu(load(product[0][t] + at)) * load(product[1][t] + at) : zero_f32();
+          return t < tiles ? glu(activation, load(product[0][t] + at), load(product[1][t] + at)) : zero_f32();
         };
         store_unit(hidden(0), hidden(1), unit, begin + row, y, y_stride, out);
       }

@@ -81,10 +81,11 @@ inline void unpack_row(const Matrix& w, int output, float* to) {
   }
 }
 
-void embed(const Matrix& w, const int32_t* tokens, int row_begin, int row_end, float* out, int stride) {
+void embed(const Matrix& w, const int32_t* tokens, int row_begin, int row_end, float scale, float* out, int stride) {
   for (int row = row_begin; row < row_end; ++row) {
     float* to = out + static_cast<size_t>(row) * static_cast<size_t>(stride);
     unpack_row(w, tokens[row], to);
+    for (int i = 0; i < w.num_inputs; ++i) to[i] *= scale;
     for (int i = w.num_inputs; i < stride; ++i) to[i] = 0.0f;
   }
 }

@@ -52,10 +52,10 @@ void linear(const Matrix& w, const Activations& in, int rows, int tile_begin, in
   with_format(w, [&]<class Format>() { linear_of<Format>(w, in, rows, tile_begin, tile_end, to); });
 }
 
-// One unit: 32 outputs of silu(gate) * up, that is two tiles of each matrix; outputs past the end are zero.
+// One unit: 32 outputs of the gated product, that is two tiles of each matrix; outputs past the end are zero.
 template <class Gate, class Up>
-void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
-                float* y, int y_stride, const Activations& out) {
+void gate_up_of(Activation activation, const Matrix& gate, const Matrix& up, const Activations& in, int rows,
+                int unit_begin, int unit_end, float* y, int y_stride, const Activations& out) {
   for_row_chunks(rows, [&](int begin, int end) {
     for (int unit = unit_begin; unit < unit_end; ++unit) {
       for_row_blocks(begin, end, [&]<int M>(int row) {
@@ -69,7 +69,7 @@ void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int
           F32x16 g[1][M], u[1][M];
           multiply<Gate>(gate, tile, in, row, g);
           multiply<Up>(up, tile, in, row, u);
-          unroll<M>([&](auto m) PL_INLINE { h[t][m] = silu(g[0][m]) * u[0][m]; });
+          unroll<M>([&](auto m) PL_INLINE { h[t][m] = glu(activation, g[0][m], u[0][m]); });
         }
         unroll<M>([&](auto m) PL_INLINE { store_unit(h[0][m], h[1][m], unit, row + m, y, y_stride, out); });
       });
@@ -77,26 +77,26 @@ void gate_up_of(const Matrix& gate, const Matrix& up, const Activations& in, int
   });
 }
 
-// silu(gate) * up for rows [row_begin, row_end); `size` values, readable up to the next multiple of 32.
-void silu_mul(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y,
-              int y_stride, const Activations& out) {
+// The gated product for rows [row_begin, row_end); `size` values, readable up to the next multiple of 32.
+void gated(Activation activation, const float* gate, const float* up, int stride, int size, int row_begin, int row_end,
+           float* y, int y_stride, const Activations& out) {
   for (int row = row_begin; row < row_end; ++row) {
     const size_t from = static_cast<size_t>(row) * static_cast<size_t>(stride);
     for (int i = 0; i < size; i += 32) {
-      const F32x16 a = silu(load(gate + from + i)) * load(up + from + i);
-      const F32x16 b = silu(load(gate + from + i + 16)) * load(up + from + i + 16);
+      const F32x16 a = glu(activation, load(gate + from + i), load(up + from + i));
+      const F32x16 b = glu(activation, load(gate + from + i + 16), load(up + from + i + 16));
       store_unit(a, b, i / 32, row, y, y_stride, out);
     }
   }
 }
 
-void gate_up(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
-             float* y, int y_stride, const Activations& out) {
+void gate_up(Activation activation, const Matrix& gate, const Matrix& up, const Activations& in, int rows,
+             int unit_begin, int unit_end, float* y, int y_stride, const Activations& out) {
   if (const int chunk = wide_chunk(gate, in, rows); chunk != 0)
-    return gate_up_wide(gate, up, in, rows, chunk, unit_begin, unit_end, y, y_stride, out);
+    return gate_up_wide(activation, gate, up, in, rows, chunk, unit_begin, unit_end, y, y_stride, out);
   with_format(gate, [&]<class Gate>() {
     // Different kinds for gate and up would multiply the number of instantiations; the lowering keeps such a pair apart.
-    gate_up_of<Gate, Gate>(gate, up, in, rows, unit_begin, unit_end, y, y_stride, out);
+    gate_up_of<Gate, Gate>(activation, gate, up, in, rows, unit_begin, unit_end, y, y_stride, out);
   });
 }
 

@@ -207,6 +207,8 @@ inline void multiply(const Matrix& w, int tile, const Activations& in, int row, 
   const int column = tile * kTile;
   float* out = to.out + static_cast<size_t>(row) * static_cast<size_t>(to.stride) + column;
   if (to.bias != nullptr) y = y + load(to.bias + column);
+  y = y * set1(to.scale);
+  if (to.softcap != 0.0f) y = soft_capped(y, set1(to.softcap));
   if (to.accumulate) y = load(out) + y;
   store(out, y);
 }
@@ -247,7 +249,7 @@ inline void for_row_chunks(int rows, Chunk&& chunk) {
   for (int row = 0; row < rows; row += kRowChunk) chunk(row, row + kRowChunk < rows ? row + kRowChunk : rows);
 }
 
-// Writes 32 outputs of silu(gate) * up of a row.
+// Writes 32 outputs of a gated product of a row.
 [[gnu::always_inline]] inline void store_unit(F32x16 a, F32x16 b, int unit, int row, float* y, int y_stride,
                                               const Activations& out) {
   if (y != nullptr) {

@@ -87,28 +87,5 @@ void quantise(const float* x, int x_stride, int size, int row_begin, int row_end
   }
 }
 
-void norm(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end, float* y,
-          int y_stride, const Activations& out, bool quantised) {
-  for (int row = row_begin; row < row_end; ++row) {
-    const float* values = x + static_cast<size_t>(row) * static_cast<size_t>(x_stride);
-    F32x16 squares = zero_f32();
-    for (int i = 0; i < size; i += 16) {
-      const F32x16 v = load(values + i);
-      squares = fma(v, v, squares);
-    }
-    const F32x16 r = set1(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(size) + eps));
-    for (int g = 0; g * kActGroup < size; ++g) {
-      const F32x16 a = load(values + g * 32) * r * load(weight + g * 32);
-      const F32x16 b = load(values + g * 32 + 16) * r * load(weight + g * 32 + 16);
-      if (quantised) quantise_group(a, b, g, row, out);
-      if (y != nullptr) {
-        float* to = y + static_cast<size_t>(row) * static_cast<size_t>(y_stride) + g * 32;
-        store(to, a);
-        store(to + 16, b);
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace paceline::PL_ISA

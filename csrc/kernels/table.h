@@ -22,6 +22,7 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 enum class WeightKind : int32_t { u4, i8, i8c, bf16, f16, f32 };
 enum class WeightOffset : int32_t { none, min, zero };
 enum class KVKind : int32_t { f16, bf16, f32, int8 };
+enum class Activation : uint8_t { silu, gelu_tanh, swiglu_oai };  // of a gated network; glu-inl.h has the formulas
 
 // A packed matrix; the layout is documented in src/paceline/weights/packed.py.
 struct Matrix {
@@ -63,12 +64,25 @@ struct LinearOut {
   float* out;  // [rows][stride], column 0 of the matrix's outputs; written in whole tiles
   int32_t stride;
   const float* bias;  // [16 * tiles] or null
-  bool accumulate;    // out += instead of out =
+  float scale;        // y = (W x + bias) * scale
+  float softcap;      // then y = softcap * tanh(y / softcap), unless it is 0
+  bool accumulate;    // then out += y instead of out = y
+};
+
+struct NormArgs {
+  const float* x;  // [rows][x_stride]
+  int32_t x_stride;
+  const float* weight;  // [size], padding to a multiple of 32 zero
+  int32_t size;
+  float eps;
+  const float* residual;  // [rows][residual_stride] what the norm is added to; or null
+  int32_t residual_stride;
+  float* y;  // [rows][y_stride], or null; x where it is done in place. Written in whole vectors of 16.
+  int32_t y_stride;
 };
 
 struct AttentionShape {
   int32_t num_heads, num_kv_heads, head_dim, num_layers;
-  int32_t window;  // latest positions seen, the own one included; 0 = all
   KVKind kind;
   // Bytes of a page of one layer and one KV head; kv_page-inl.h has the layout. The same as src/paceline/kv/layout.py.
   size_t head_page_bytes() const {
@@ -100,6 +114,9 @@ struct AttentionArgs {
   const int32_t* page_table;  // [sequences][page_table_stride]
   int32_t page_table_stride;
   const int32_t* positions;  // [rows]
+  int32_t window;            // latest positions seen, the own one included; 0 = all
+  float softcap;             // score = softcap * tanh(score / softcap); 0 = as it is
+  const float* sinks;        // [heads] or null: softmax has one more term exp(sink) in its denominator
   float* q;                  // [rows][qkv_stride]; rotated and scaled in place by rope_write
   const float* k;            // same stride
   const float* v;
@@ -109,8 +126,9 @@ struct AttentionArgs {
   const int32_t* unit_rows;  // rows that units name by their place here
   float* partials;           // [slots][heads][head_dim + 16]: values, maximum, sum
   const int32_t* row_slots;  // [rows]: split s of a row is in slot row_slots[row] + s
-  const float* cos;          // [rows][head_dim], each pair's cosine twice
+  const float* cos;          // [rows][head_dim], each pair's cosine twice; null: no rotation
   const float* sin;          // [rows][head_dim], each pair's sine, negative then positive
+  float query_scale;         // what rotated queries are multiplied with
   const float* q_norm;       // [head_dim] or null: RMS norm of each head before the rotation
   const float* k_norm;
   float norm_eps;
@@ -120,21 +138,21 @@ size_t attention_scratch_floats(const AttentionShape& shape);
 
 struct Kernels {
   const char* isa;
-  // out[row] = row of the embedding matrix. stride a multiple of 32; padding is written as zero.
-  void (*embed)(const Matrix&, const int32_t* tokens, int row_begin, int row_end, float* out, int stride);
-  // y = x * rsqrt(mean(x^2) + eps) * weight over `size` values (padding zero), quantised into `out`, and to `y` when not null.
-  void (*norm)(const float* x, int x_stride, const float* weight, int size, float eps, int row_begin, int row_end,
-               float* y, int y_stride, const Activations& out, bool quantise);
+  // out[row] = row of the embedding matrix times scale. stride a multiple of 32; padding is written as zero.
+  void (*embed)(const Matrix&, const int32_t* tokens, int row_begin, int row_end, float scale, float* out, int stride);
+  // y = (residual +) x * rsqrt(mean(x^2) + eps) * weight, to `y` when not null and, with quantise, to `out`.
+  void (*norm)(const NormArgs&, int row_begin, int row_end, const Activations& out, bool quantise);
   // x[order[i]] where order is not null; with per_token one scale a row.
   void (*quantise)(const float* x, int x_stride, int size, int row_begin, int row_end, const int32_t* order,
                    bool per_token, const Activations& out);
   void (*linear)(const Matrix&, const Activations& in, int rows, int tile_begin, int tile_end, const LinearOut&);
-  // silu(gate) * up for outputs [32 * unit_begin, 32 * unit_end): to `out` quantised, or to `y` [rows][y_stride] when not null.
-  void (*gate_up)(const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin, int unit_end,
-                  float* y, int y_stride, const Activations& out);
+  // The gated product of W_gate x and W_up x for outputs [32 * unit_begin, 32 * unit_end): to `out` quantised, or to `y` [rows][y_stride]
+  // when not null.
+  void (*gate_up)(Activation, const Matrix& gate, const Matrix& up, const Activations& in, int rows, int unit_begin,
+                  int unit_end, float* y, int y_stride, const Activations& out);
   // The same product when gate and up lie side by side as floats: `gate` and `up` share a stride.
-  void (*silu_mul)(const float* gate, const float* up, int stride, int size, int row_begin, int row_end, float* y,
-                   int y_stride, const Activations& out);
+  void (*glu)(Activation, const float* gate, const float* up, int stride, int size, int row_begin, int row_end,
+              float* y, int y_stride, const Activations& out);
   void (*rope_write)(const AttentionArgs&, int sequence, int row, int kv_head);
   // The half of it that leaves the queries alone: for further sequences that the row's key and value are written to.
   void (*key_value_write)(const AttentionArgs&, int sequence, int row, int kv_head);

@@ -30,15 +30,16 @@ const int32_t* pages_of(const StepInputs& step, int sequence) {
 }
 
 // The splits that rows at positions first to last of a sequence see.
-Range seen_splits(const AttentionShape& shape, int first, int last) {
-  const int oldest = shape.window > 0 ? std::max(0, first - shape.window + 1) : 0;
+Range seen_splits(int window, int first, int last) {
+  const int oldest = window > 0 ? std::max(0, first - window + 1) : 0;
   return {oldest / kSplitTokens, last / kSplitTokens + 1};
 }
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const AttentionShape& shape, int max_rows, int context_length, int num_threads)
+AttentionPlan::AttentionPlan(const AttentionShape& shape, int window, int max_rows, int context_length, int num_threads)
     : shape_(shape),
+      window_(window),
       max_rows_(max_rows),
       num_threads_(num_threads),
       rows_a_unit_(std::max(1, kQueryRows / shape.group())),
@@ -77,7 +78,7 @@ void AttentionPlan::add_sequence(const StepInputs& step, int index) {
   const Range rows{step.row_starts[index], step.row_starts[index + 1]};
   if (rows.size() == 0) return;
   const int first = step.positions[rows.begin];
-  const Range splits = seen_splits(shape_, first, step.positions[rows.end - 1]);
+  const Range splits = seen_splits(window_, first, step.positions[rows.end - 1]);
   // Rows that fill most of a unit share what they read among themselves already.
   const bool few_rows = 2 * rows.size() <= rows_a_unit_;
   sequences_.push_back({index, rows, splits, few_rows ? first / kSplitTokens : splits.begin, splits.begin});
@@ -170,7 +171,7 @@ void AttentionPlan::plan_alone(const StepInputs& step, const Sequence& sequence)
   const int parts = num_units(sequence.rows.size());
   for (int i = 0; i < parts; ++i) {
     const Range rows = sequence.rows.part(i, parts);
-    const Range splits = seen_splits(shape_, step.positions[unit_rows_[as_size(rows.begin)]],
+    const Range splits = seen_splits(window_, step.positions[unit_rows_[as_size(rows.begin)]],
                                      step.positions[unit_rows_[as_size(rows.end - 1)]]);
     const int first_piece_end = splits.part(0, num_pieces(rows, splits)).end;
     const bool partial =

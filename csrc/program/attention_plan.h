@@ -32,11 +32,12 @@ struct AttentionMerge {
 
 class AttentionPlan {
  public:
-  // Takes all memory that steps of at most max_rows rows need.
-  AttentionPlan(const AttentionShape& shape, int max_rows, int context_length, int num_threads);
+  // Takes all memory that steps of at most max_rows rows need. `window`: latest positions that a row sees, its own included; 0 for all.
+  AttentionPlan(const AttentionShape& shape, int window, int max_rows, int context_length, int num_threads);
 
   void plan(const StepInputs& step);
 
+  int window() const { return window_; }
   const std::vector<AttentionUnit>& units() const { return units_; }
   const std::vector<AttentionMerge>& merges() const { return merges_; }
   const int32_t* unit_rows() const { return unit_rows_.data(); }
@@ -71,7 +72,7 @@ class AttentionPlan {
   void add_units(int sequence, Range rows, Range splits, UnitResult first_piece);
 
   const AttentionShape shape_;
-  const int max_rows_, num_threads_, rows_a_unit_, num_slots_;
+  const int window_, max_rows_, num_threads_, rows_a_unit_, num_slots_;
   std::vector<Sequence> sequences_;
   std::vector<int32_t> unit_rows_;  // the step's rows in the order of sequences_
   std::vector<int32_t> row_slots_;

@@ -12,31 +12,44 @@ size_t as_size(int n) { return static_cast<size_t>(n); }
 
 }  // namespace
 
-Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape,
-                 std::vector<double> inverse_frequencies, uint8_t* pages)
+Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, uint8_t* pages)
     : kernels_(kernels),
       shape_(shape),
-      inverse_frequencies_(std::move(inverse_frequencies)),
       pool_(num_threads),
       own_pages_(pages == nullptr ? as_size(shape.num_pages) * shape.attention.page_bytes() : 0),
-      kv_(pages == nullptr ? own_pages_.as<uint8_t>() : pages),
-      attention_plan_(shape.attention, shape.max_rows, shape.context_length, num_threads) {
+      kv_(pages == nullptr ? own_pages_.as<uint8_t>() : pages) {
   const AttentionShape& a = shape.attention;
   CHECK(a.head_dim % 16 == 0 && a.head_dim <= kMaxHeadDim, "head_dim must be a multiple of 16 up to 256");
   CHECK(a.num_heads % a.num_kv_heads == 0, "query heads divide over KV heads");
-  CHECK(inverse_frequencies_.size() * 2 == as_size(a.head_dim), "one frequency a pair");
-  const size_t row_floats = as_size(shape.max_rows) * as_size(a.head_dim);
-  cos_ = Region(row_floats * sizeof(float));
-  sin_ = Region(row_floats * sizeof(float));
-  partials_ =
-      Region(as_size(attention_plan_.num_slots()) * as_size(a.num_heads) * as_size(a.head_dim + 16) * sizeof(float));
-  scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.num_logits));
-  scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;
-  scratch_ = Region(scratch_floats_ * as_size(num_threads) * sizeof(float));
+  need_scratch(std::max(attention_scratch_floats(a), sample_scratch_floats(shape.num_logits)));
   sequence_of_row_.resize(as_size(shape.max_rows));
   Record begin{};
   begin.kind = Kind::begin;
   records_.push_back(begin);
+}
+
+void Program::need_scratch(size_t floats) {
+  if (floats <= scratch_floats_) return;
+  scratch_floats_ = (floats + 31) / 32 * 32;
+  scratch_ = Region(scratch_floats_ * as_size(pool_.size()) * sizeof(float));
+}
+
+int Program::add_rope(std::vector<double> inverse_frequencies, double factor) {
+  const int head_dim = shape_.attention.head_dim;
+  CHECK(inverse_frequencies.size() * 2 == as_size(head_dim), "one frequency a pair");
+  const size_t bytes = as_size(shape_.max_rows) * as_size(head_dim) * sizeof(float);
+  ropes_.push_back({std::move(inverse_frequencies), factor, Region(bytes), Region(bytes)});
+  return static_cast<int>(ropes_.size()) - 1;
+}
+
+int Program::add_attention_plan(int window) {
+  const AttentionShape& a = shape_.attention;
+  attention_plans_.emplace_back(a, window, shape_.max_rows, shape_.context_length, pool_.size());
+  // All plans have as many slots, and layers use them one after the other.
+  const int slots = attention_plans_.back().num_slots();
+  if (partials_.bytes() == 0)
+    partials_ = Region(as_size(slots) * as_size(a.num_heads) * as_size(a.head_dim + 16) * sizeof(float));
+  return num_attention_plans() - 1;
 }
 
 int Program::add_matrix(const Matrix& matrix) {
@@ -92,10 +105,11 @@ void Program::check_input(const Matrix& m, int from_buffer, int from_activations
   CHECK(m.num_groups * m.group <= form.q_stride, "as many activations as inputs");
 }
 
-void Program::embed(int matrix, int buffer) {
+void Program::embed(int matrix, float scale, int buffer) {
   Record r{};
   r.kind = Kind::embed;
   r.weight = matrix;
+  r.scale = scale;
   r.to = buffer;
   records_.push_back(r);
 }
@@ -112,6 +126,44 @@ void Program::norm(int from, int weight, float eps, int size, int to_buffer, int
   r.to_activations = to_activations;
   r.outputs = buffers_[as_size(from)].outputs;
   if (to_buffer >= 0 && to_activations >= 0) activations_[as_size(to_activations)].shared = true;
+  records_.push_back(r);
+}
+
+void Program::norm_in_place(int buffer, int column, int weight, float eps, int size, bool joined) {
+  CHECK(column % kTile == 0 && column + round_up(size, kTile) <= buffers_[as_size(buffer)].stride,
+        "columns of the buffer");
+  Record r{};
+  r.kind = Kind::norm;
+  r.from = r.to = buffer;
+  r.column = column;
+  r.weight = weight;
+  r.eps = eps;
+  r.size = size;
+  r.joined = joined;
+  r.outputs = buffers_[as_size(buffer)].outputs;
+  records_.push_back(r);
+}
+
+void Program::norm_add(int from, int weight, float eps, int size, int residual, int to, int next_weight, float next_eps,
+                       int to_buffer, int to_activations) {
+  CHECK(to != residual && to != from && to_buffer != from && to_buffer != residual, "buffers that differ");
+  CHECK(next_weight >= 0 ? to_buffer != to : to_buffer < 0 || to_buffer == to, "the sum in one buffer");
+  made_plain(to_activations);
+  Record r{};
+  r.kind = Kind::norm_add;
+  r.from = from;
+  r.weight = weight;
+  r.eps = eps;
+  r.size = size;
+  r.residual = residual;
+  r.sum = to;
+  r.weight2 = next_weight;
+  r.eps2 = next_eps;
+  r.to = to_buffer;
+  r.to_activations = to_activations;
+  r.outputs = buffers_[as_size(from)].outputs;
+  if (to_buffer >= 0 && to_activations >= 0) activations_[as_size(to_activations)].shared = true;
+  need_scratch(as_size(kPrivateRows) * as_size(buffers_[as_size(to)].stride));
   records_.push_back(r);
 }
 
@@ -132,7 +184,7 @@ void Program::quantise(int from, int size, int to_activations, bool per_token, s
 }
 
 void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
-                     int from_activations, int to_buffer, bool accumulate) {
+                     int from_activations, int to_buffer, bool accumulate, float scale, float softcap) {
   CHECK(matrices.size() == columns.size() && matrices.size() == biases.size(), "one column and one bias a part");
   Record r{};
   r.kind = Kind::linear;
@@ -140,6 +192,8 @@ void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::v
   r.from_activations = from_activations;
   r.to = to_buffer;
   r.accumulate = accumulate;
+  r.scale = scale;
+  r.softcap = softcap;
   r.outputs = buffers_[as_size(to_buffer)].outputs;
   for (size_t i = 0; i < matrices.size(); ++i) {
     const Matrix& m = matrices_[as_size(matrices[i])];
@@ -152,7 +206,8 @@ void Program::linear(std::vector<int> matrices, std::vector<int> columns, std::v
   records_.push_back(std::move(r));
 }
 
-void Program::gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations) {
+void Program::gate_up(Activation activation, int gate, int up, int from_buffer, int from_activations, int to_buffer,
+                      int to_activations) {
   const Matrix& g = matrices_[as_size(gate)];
   const Matrix& u = matrices_[as_size(up)];
   CHECK(g.kind == u.kind && g.group == u.group && g.offset == u.offset && g.num_outputs == u.num_outputs,
@@ -162,6 +217,7 @@ void Program::gate_up(int gate, int up, int from_buffer, int from_activations, i
   made_plain(to_activations);
   Record r{};
   r.kind = Kind::gate_up;
+  r.activation = activation;
   r.weight = gate;
   r.weight2 = up;
   r.from = from_buffer;
@@ -173,10 +229,11 @@ void Program::gate_up(int gate, int up, int from_buffer, int from_activations, i
   records_.push_back(r);
 }
 
-void Program::silu_mul(int from, int up_column, int size, int to_buffer, int to_activations) {
+void Program::glu(Activation activation, int from, int up_column, int size, int to_buffer, int to_activations) {
   made_plain(to_activations);
   Record r{};
-  r.kind = Kind::silu_mul;
+  r.kind = Kind::glu;
+  r.activation = activation;
   r.from = from;
   r.q_column = up_column;
   r.size = size;
@@ -187,8 +244,11 @@ void Program::silu_mul(int from, int up_column, int size, int to_buffer, int to_
 }
 
 void Program::rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm,
-                         float eps) {
+                         float eps, int rope, float query_scale) {
+  CHECK(rope < static_cast<int>(ropes_.size()), "a rope of the program");
   Record r{};
+  r.rope = rope;
+  r.scale = query_scale;
   r.kind = Kind::rope_write;
   r.layer = layer;
   r.from = buffer;
@@ -201,8 +261,12 @@ void Program::rope_write(int layer, int buffer, int q_column, int k_column, int 
   records_.push_back(r);
 }
 
-void Program::attention(int layer, int buffer, int out) {
+void Program::attention(int layer, int buffer, int out, int plan, float softcap, int sinks) {
+  CHECK(plan >= 0 && plan < num_attention_plans(), "an attention plan of the program");
   Record r{};
+  r.plan = plan;
+  r.softcap = softcap;
+  r.sinks = sinks;
   r.kind = Kind::attention;
   r.layer = layer;
   r.from = buffer;
@@ -230,13 +294,14 @@ void Program::sample(int logits) {
 }
 
 const char* Program::record_name(int record) const {
-  static constexpr const char* kNames[] = {"begin",    "embed",      "norm",      "quantise", "linear", "gate_up",
-                                           "silu_mul", "rope_write", "attention", "select",   "sample"};
+  static constexpr const char* kNames[] = {"begin",   "embed", "norm",       "norm_add",  "quantise", "linear",
+                                           "gate_up", "glu",   "rope_write", "attention", "select",   "sample"};
   return kNames[static_cast<size_t>(records_[as_size(record)].kind)];
 }
 
 size_t Program::workspace_bytes() const {
-  size_t total = cos_.bytes() + sin_.bytes() + partials_.bytes() + scratch_.bytes();
+  size_t total = partials_.bytes() + scratch_.bytes();
+  for (const Rope& r : ropes_) total += r.cos.bytes() + r.sin.bytes();
   for (const Buffer& b : buffers_) total += b.data.bytes();
   for (const Quantised& q : activations_) total += q.data.bytes();
   for (const Region& v : vectors_) total += v.bytes();

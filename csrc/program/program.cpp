@@ -33,18 +33,20 @@ void Program::begin_step(const StepInputs& inputs) {
   }
   for (int s = 0; s < inputs.num_sequences; ++s)
     for (int row = inputs.row_starts[s]; row < inputs.row_starts[s + 1]; ++row) sequence_of_row_[as_size(row)] = s;
-  attention_plan_.plan(step_);
+  for (AttentionPlan& plan : attention_plans_) plan.plan(step_);
 }
 
-void Program::fill_rope(int thread) {
+void Program::fill_rope(const Rope& rope, int thread) const {
   const int d = shape_.attention.head_dim;
   const Range rows = Range{0, step_.num_rows}.part(thread, pool_.size());
   for (int row = rows.begin; row < rows.end; ++row) {
-    float* cos = cos_.as<float>() + as_size(row) * as_size(d);
-    float* sin = sin_.as<float>() + as_size(row) * as_size(d);
+    float* cos = rope.cos.as<float>() + as_size(row) * as_size(d);
+    float* sin = rope.sin.as<float>() + as_size(row) * as_size(d);
     for (int i = 0; i < d / 2; ++i) {
-      const double angle = static_cast<double>(step_.positions[row]) * inverse_frequencies_[as_size(i)];
-      const float c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
+      const double frequency = rope.inverse_frequencies[as_size(i)];
+      const double angle = static_cast<double>(step_.positions[row]) * frequency;
+      const double factor = frequency == 0.0 ? 1.0 : rope.factor;
+      const float c = static_cast<float>(std::cos(angle) * factor), s = static_cast<float>(std::sin(angle) * factor);
       cos[2 * i] = cos[2 * i + 1] = c;
       sin[2 * i] = -s;
       sin[2 * i + 1] = s;
@@ -53,8 +55,8 @@ void Program::fill_rope(int thread) {
 }
 
 bool Program::private_rows(const Record& record, int rows) const {
-  return (record.kind == Kind::norm || record.kind == Kind::quantise) && record.to_activations >= 0 &&
-         rows <= kPrivateRows && !activations_[as_size(record.to_activations)].shared;
+  return (record.kind == Kind::norm || record.kind == Kind::norm_add || record.kind == Kind::quantise) &&
+         record.to_activations >= 0 && rows <= kPrivateRows && !activations_[as_size(record.to_activations)].shared;
 }
 
 Activations Program::view(int activations, int buffer, int rows, int thread) const {
@@ -101,11 +103,20 @@ AttentionArgs Program::attention_args(const Record& record) const {
     args.out = buffers_[as_size(record.to)].data.as<float>();
     args.out_stride = buffers_[as_size(record.to)].stride;
   }
-  args.unit_rows = attention_plan_.unit_rows();
+  if (record.plan >= 0) {
+    const AttentionPlan& plan = attention_plans_[as_size(record.plan)];
+    args.window = plan.window();
+    args.unit_rows = plan.unit_rows();
+    args.row_slots = plan.row_slots();
+  }
+  args.softcap = record.softcap;
+  args.sinks = record.sinks >= 0 ? vectors_[as_size(record.sinks)].as<float>() : nullptr;
   args.partials = partials_.as<float>();
-  args.row_slots = attention_plan_.row_slots();
-  args.cos = cos_.as<float>();
-  args.sin = sin_.as<float>();
+  if (record.rope >= 0) {
+    args.cos = ropes_[as_size(record.rope)].cos.as<float>();
+    args.sin = ropes_[as_size(record.rope)].sin.as<float>();
+  }
+  args.query_scale = record.scale;
   args.q_norm = record.weight >= 0 ? vectors_[as_size(record.weight)].as<float>() : nullptr;
   args.k_norm = record.weight2 >= 0 ? vectors_[as_size(record.weight2)].as<float>() : nullptr;
   args.norm_eps = record.eps;
@@ -114,15 +125,15 @@ AttentionArgs Program::attention_args(const Record& record) const {
 
 void Program::run_attention(const Record& record, int thread) {
   const AttentionArgs args = attention_args(record);
-  float* scratch = scratch_.as<float>() + as_size(thread) * scratch_floats_;
+  const AttentionPlan& plan = attention_plans_[as_size(record.plan)];
   // Units differ in cost, so threads take them one by one. Two counters take turns: while one is in use the other is reset.
   std::atomic<int>& next = record.layer % 2 == 0 ? next_unit_ : next_unit_after_;
-  const std::vector<AttentionUnit>& units = attention_plan_.units();
+  const std::vector<AttentionUnit>& units = plan.units();
   const int count = static_cast<int>(units.size());
   for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count;
        i = next.fetch_add(1, std::memory_order_relaxed))
-    kernels_.attention(args, units[as_size(i)], scratch);
-  const std::vector<AttentionMerge>& merges = attention_plan_.merges();
+    kernels_.attention(args, units[as_size(i)], scratch(thread));
+  const std::vector<AttentionMerge>& merges = plan.merges();
   if (!merges.empty()) {
     pool_.barrier();
     const int heads = shape_.attention.num_heads;
@@ -136,6 +147,41 @@ void Program::run_attention(const Record& record, int thread) {
   if (thread == 0) next.store(0, std::memory_order_relaxed);
 }
 
+// A norm of `size` columns of a buffer from `column` on; in place where `to` is that buffer.
+NormArgs Program::norm_args(int from, int column, int weight, int size, float eps, int to) const {
+  const Buffer& source = buffers_[as_size(from)];
+  NormArgs args{};
+  args.x = source.data.as<float>() + column;
+  args.x_stride = source.stride;
+  args.weight = vectors_[as_size(weight)].as<float>();
+  args.size = size;
+  args.eps = eps;
+  if (to >= 0) {
+    args.y = buffers_[as_size(to)].data.as<float>() + (to == from ? column : 0);
+    args.y_stride = buffers_[as_size(to)].stride;
+  }
+  return args;
+}
+
+// The sum goes to another buffer than the residual, so that threads which all work on the same rows may read the one while the first writes
+// the other; the others keep the sum for themselves. Whoever reads it from the buffer does so behind a later record's barrier.
+void Program::run_norm_add(const Record& record, Range rows, bool alone, int thread) {
+  const Buffer& sum = buffers_[as_size(record.sum)];
+  const Buffer& residual = buffers_[as_size(record.residual)];
+  const Activations out = view(record.to_activations, -1, rows_of(record), thread);
+  const bool has_next = record.weight2 >= 0;
+  NormArgs args = norm_args(record.from, 0, record.weight, record.size, record.eps, record.sum);
+  args.residual = residual.data.as<float>();
+  args.residual_stride = residual.stride;
+  if (alone && thread != 0) args.y = scratch(thread);
+  kernels_.norm(args, rows.begin, rows.end, out, !has_next && record.to_activations >= 0);
+  if (!has_next) return;
+  NormArgs next = norm_args(record.sum, 0, record.weight2, record.size, record.eps2, record.to);
+  next.x = args.y;
+  next.x_stride = sum.stride;
+  kernels_.norm(next, rows.begin, rows.end, out, record.to_activations >= 0);
+}
+
 void Program::run_record(const Record& record, int thread) {
   const int threads = pool_.size();
   const int rows = rows_of(record);
@@ -145,16 +191,18 @@ void Program::run_record(const Record& record, int thread) {
   const auto stride = [&](int id) { return id >= 0 ? buffers_[as_size(id)].stride : 0; };
   switch (record.kind) {
     case Kind::begin:
-      fill_rope(thread);
+      for (const Rope& rope : ropes_) fill_rope(rope, thread);
       return;  // the embedding's barrier follows
     case Kind::embed:
-      kernels_.embed(matrices_[as_size(record.weight)], step_.tokens, mine.begin, mine.end, buffer(record.to),
-                     stride(record.to));
+      kernels_.embed(matrices_[as_size(record.weight)], step_.tokens, mine.begin, mine.end, record.scale,
+                     buffer(record.to), stride(record.to));
       break;
     case Kind::norm:
-      kernels_.norm(buffer(record.from), stride(record.from), vectors_[as_size(record.weight)].as<float>(), record.size,
-                    record.eps, mine.begin, mine.end, buffer(record.to), stride(record.to),
-                    view(record.to_activations, -1, rows, thread), record.to_activations >= 0);
+      kernels_.norm(norm_args(record.from, record.column, record.weight, record.size, record.eps, record.to),
+                    mine.begin, mine.end, view(record.to_activations, -1, rows, thread), record.to_activations >= 0);
+      break;
+    case Kind::norm_add:
+      run_norm_add(record, mine, alone, thread);
       break;
     case Kind::quantise:
       kernels_.quantise(buffer(record.from), stride(record.from), record.size, mine.begin, mine.end,
@@ -170,23 +218,27 @@ void Program::run_record(const Record& record, int thread) {
         const int begin = std::max(tiles.begin, first) - first, end = std::min(tiles.end, first + m.num_tiles) - first;
         first += m.num_tiles;
         if (begin >= end || rows == 0) continue;
-        const LinearOut out{buffer(record.to) + part.column, stride(record.to),
-                            part.bias >= 0 ? vectors_[as_size(part.bias)].as<float>() : nullptr, record.accumulate};
+        const LinearOut out{buffer(record.to) + part.column,
+                            stride(record.to),
+                            part.bias >= 0 ? vectors_[as_size(part.bias)].as<float>() : nullptr,
+                            record.scale,
+                            record.softcap,
+                            record.accumulate};
         kernels_.linear(m, in, rows, begin, end, out);
       }
       break;
     }
     case Kind::gate_up: {
       const Range units = Range{0, (record.tiles + 1) / 2}.part(thread, threads);
-      kernels_.gate_up(matrices_[as_size(record.weight)], matrices_[as_size(record.weight2)],
+      kernels_.gate_up(record.activation, matrices_[as_size(record.weight)], matrices_[as_size(record.weight2)],
                        view(record.from_activations, record.from, rows, thread), rows, units.begin, units.end,
                        buffer(record.to), stride(record.to), view(record.to_activations, -1, rows, thread));
       break;
     }
-    case Kind::silu_mul:
-      kernels_.silu_mul(buffer(record.from), buffer(record.from) + record.q_column, stride(record.from), record.size,
-                        mine.begin, mine.end, buffer(record.to), stride(record.to),
-                        view(record.to_activations, -1, rows, thread));
+    case Kind::glu:
+      kernels_.glu(record.activation, buffer(record.from), buffer(record.from) + record.q_column, stride(record.from),
+                   record.size, mine.begin, mine.end, buffer(record.to), stride(record.to),
+                   view(record.to_activations, -1, rows, thread));
       break;
     case Kind::rope_write: {
       const AttentionArgs args = attention_args(record);
@@ -213,11 +265,10 @@ void Program::run_record(const Record& record, int thread) {
     case Kind::sample:
       for (int i = mine.begin; i < mine.end; ++i)
         kernels_.sample_row(buffer(record.from) + as_size(i) * as_size(stride(record.from)), shape_.num_logits,
-                            step_.sample_rows[i], step_.sample_lists, step_.sampled[i],
-                            scratch_.as<float>() + as_size(thread) * scratch_floats_);
+                            step_.sample_rows[i], step_.sample_lists, step_.sampled[i], scratch(thread));
       return;  // the pool's own barrier follows
   }
-  if (!alone) pool_.barrier();
+  if (!alone && !record.joined) pool_.barrier();
 }
 
 void Program::run_records(int begin, int end) {
@@ -239,9 +290,9 @@ void Program::distributions(int logits, const OutputSamples& samples, const int3
     const Range mine = Range{0, count}.part(thread, pool_.size());
     for (int i = mine.begin; i < mine.end; ++i) {
       const size_t output = as_size(outputs[i]);
-      status[i] = kernels_.distribution_row(from.data.as<float>() + output * as_size(from.stride), shape_.num_logits,
-                                            samples.rows[output], samples.lists, p + as_size(i) * num_logits,
-                                            scratch_.as<float>() + as_size(thread) * scratch_floats_);
+      status[i] =
+          kernels_.distribution_row(from.data.as<float>() + output * as_size(from.stride), shape_.num_logits,
+                                    samples.rows[output], samples.lists, p + as_size(i) * num_logits, scratch(thread));
     }
   });
 }

@@ -45,26 +45,42 @@ class Program {
  public:
   // `pages`: the pool of another program with pages of the same shape, which must outlive this one and not run at the same time; null for
   // a pool of its own.
-  Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, std::vector<double> inverse_frequencies,
-          uint8_t* pages = nullptr);
+  Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, uint8_t* pages = nullptr);
 
   // ---- building; ids are handed out in order ----
   int add_matrix(const Matrix& matrix);
   int add_vector(const float* data, int size);   // copied, padded with zeros to a multiple of 32
   int add_buffer(int width, bool outputs);       // f32 [max_rows or max_outputs][width rounded up to 32]
   int add_activations(int width, bool outputs);  // the quantised form of such a buffer
-  void embed(int matrix, int buffer);
+  // Radians a position for each pair of a head [head_dim / 2], 0 for pairs that stay as they are; cosines and sines of the others are
+  // multiplied with `factor`.
+  int add_rope(std::vector<double> inverse_frequencies, double factor);
+  int add_attention_plan(int window);  // how a step's attention is divided where rows see so many positions; 0 for all
+
+  void embed(int matrix, float scale, int buffer);
+  // Of the columns [column, column + size). With `in_place` the norm is written there, and no barrier follows with `joined`: the next
+  // record works on the same rows and other columns.
   void norm(int from, int weight, float eps, int size, int to_buffer, int to_activations);
+  void norm_in_place(int buffer, int column, int weight, float eps, int size, bool joined);
+  // to = residual + norm(from), all different buffers. Then, in the same record, what reads that sum at once: its norm where next_weight is
+  // not -1, else the sum itself; as floats in to_buffer (`to`, where the sum itself is read so), as int8 in to_activations, -1 where not.
+  void norm_add(int from, int weight, float eps, int size, int residual, int to, int next_weight, float next_eps,
+                int to_buffer, int to_activations);
   // With `per_token` one scale a row instead of one for each 32 inputs; where `order` is not empty, input i of the form is order[i] of the
   // buffer. Other records make the plain form only.
   void quantise(int from, int size, int to_activations, bool per_token = false, std::vector<int32_t> order = {});
-  // `bias` per part or -1; `columns` where each part's outputs start. `from_buffer` / `from_activations` -1 where not needed.
+  // `bias` per part or -1; `columns` where each part's outputs start. `from_buffer` / `from_activations` -1 where not needed. `scale` and
+  // `softcap` as in LinearOut.
   void linear(std::vector<int> matrices, std::vector<int> columns, std::vector<int> biases, int from_buffer,
-              int from_activations, int to_buffer, bool accumulate);
-  void gate_up(int gate, int up, int from_buffer, int from_activations, int to_buffer, int to_activations);
-  void silu_mul(int from, int up_column, int size, int to_buffer, int to_activations);
-  void rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps);
-  void attention(int layer, int buffer, int out);
+              int from_activations, int to_buffer, bool accumulate, float scale, float softcap);
+  void gate_up(Activation activation, int gate, int up, int from_buffer, int from_activations, int to_buffer,
+               int to_activations);
+  void glu(Activation activation, int from, int up_column, int size, int to_buffer, int to_activations);
+  // `rope` of add_rope, or -1 where heads do not rotate.
+  void rope_write(int layer, int buffer, int q_column, int k_column, int v_column, int q_norm, int k_norm, float eps,
+                  int rope, float query_scale);
+  // `softcap` 0 and `sinks` -1 where there are none.
+  void attention(int layer, int buffer, int out, int plan, float softcap, int sinks);
   void select(int from, int to);
   void sample(int logits);
 
@@ -90,17 +106,19 @@ class Program {
   const Kernels& kernels() const { return kernels_; }
   int num_threads() const { return pool_.size(); }
   size_t workspace_bytes() const;
-  const AttentionPlan& attention_plan() const { return attention_plan_; }
+  const AttentionPlan& attention_plan(int id) const { return attention_plans_.at(static_cast<size_t>(id)); }
+  int num_attention_plans() const { return static_cast<int>(attention_plans_.size()); }
 
  private:
   enum class Kind : uint8_t {
     begin,
     embed,
     norm,
+    norm_add,
     quantise,
     linear,
     gate_up,
-    silu_mul,
+    glu,
     rope_write,
     attention,
     select,
@@ -115,15 +133,26 @@ class Program {
     int layer = 0;
     int from = -1, from_activations = -1, to = -1, to_activations = -1;
     int weight = -1, weight2 = -1;  // a vector or a matrix
+    int column = 0;                 // of `from` where it begins
+    int residual = -1, sum = -1;    // buffers of norm_add
     int size = 0;
-    float eps = 0.0f;
+    float eps = 0.0f, eps2 = 0.0f;
+    float scale = 1.0f, softcap = 0.0f;
+    Activation activation = Activation::silu;
     bool accumulate = false;
+    bool joined = false;  // no barrier follows
+    int rope = -1, plan = -1, sinks = -1;
     bool per_token = false;
     std::vector<int32_t> order{};  // of a quantise record
     bool outputs = false;          // works on the rows of outputs instead of those of the step
     int q_column = 0, k_column = 0, v_column = 0;
     std::vector<Part> parts{};
     int tiles = 0;
+  };
+  struct Rope {
+    std::vector<double> inverse_frequencies;  // [head_dim / 2]; 0 where a pair does not rotate
+    double factor;
+    Region cos, sin;  // [max_rows][head_dim], of the step
   };
   struct Buffer {
     Region data;
@@ -148,25 +177,29 @@ class Program {
   void run_record(const Record& record, int thread);
   bool private_rows(const Record& record, int rows) const;
   Activations view(int activations, int buffer, int rows, int thread) const;
-  void fill_rope(int thread);
+  void fill_rope(const Rope& rope, int thread) const;
+  void run_norm_add(const Record& record, Range rows, bool alone, int thread);
+  NormArgs norm_args(int from, int column, int weight, int size, float eps, int to) const;
+  float* scratch(int thread) const { return scratch_.as<float>() + static_cast<size_t>(thread) * scratch_floats_; }
+  void need_scratch(size_t floats);
   void run_attention(const Record& record, int thread);
   AttentionArgs attention_args(const Record& record) const;
   int rows_of(const Record& record) const { return record.outputs ? step_.num_outputs : step_.num_rows; }
 
   const Kernels& kernels_;
   const ProgramShape shape_;
-  const std::vector<double> inverse_frequencies_;  // [head_dim / 2]; 0 where a pair does not rotate
   ThreadPool pool_;
   std::vector<Matrix> matrices_;
   std::vector<Region> vectors_;
   std::vector<Buffer> buffers_;
   std::vector<Quantised> activations_;
   std::vector<Record> records_;
-  Region own_pages_, cos_, sin_, partials_, scratch_;
+  std::vector<Rope> ropes_;
+  std::vector<AttentionPlan> attention_plans_;
+  Region own_pages_, partials_, scratch_;
   uint8_t* const kv_;          // own_pages_, or the pool of another program
   size_t scratch_floats_ = 0;  // per thread
   StepInputs step_{};
-  AttentionPlan attention_plan_;
   std::vector<int32_t> sequence_of_row_;  // [rows]
   alignas(64) std::atomic<int> next_unit_{0};
   alignas(64) std::atomic<int> next_unit_after_{0};

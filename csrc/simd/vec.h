@@ -200,6 +200,30 @@ inline F32x16 log(F32x16 x) {
   return fma(ef, set1(0.693145752f), fma(set1(2.0f), s, tail));
 }
 
+// tanh x, within 4 ulp. From E = e^(2|x|) - 1, which is 2^n (e^r - 1) + (2^n - 1), tanh |x| = E / (E + 2): no cancellation at small x, where n
+// is 0 and E has the relative error of e^r - 1. From 9.02 on it is 1 in f32, so larger x are taken for 10.
+inline F32x16 tanh(F32x16 x) {
+  const I32x16 sign = bits_of(x) & set1(INT32_MIN);
+  const F32x16 twice = min(set1(20.0f), abs(x) + abs(x));  // in this order a NaN stays one
+  const I32x16 n = round_to_i32(twice * set1(1.44269504f));
+  const F32x16 nf = to_f32(n);
+  F32x16 r = fnma(nf, set1(0.693145752f), twice);
+  r = fnma(nf, set1(1.42860677e-6f), r);
+  F32x16 p = set1(1.0f / 5040.0f);
+  p = fma(p, r, set1(1.0f / 720.0f));
+  p = fma(p, r, set1(1.0f / 120.0f));
+  p = fma(p, r, set1(1.0f / 24.0f));
+  p = fma(p, r, set1(1.0f / 6.0f));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p * r, r, r);
+  const F32x16 scale = from_bits(shift_left<23>(n + set1(127)));
+  const F32x16 e = fma(scale, p, scale - set1(1.0f));
+  return from_bits(bits_of(e / (e + set1(2.0f))) | sign);
+}
+
+// cap * tanh(x / cap).
+inline F32x16 soft_capped(F32x16 x, F32x16 cap) { return cap * tanh(x / cap); }
+
 inline F32x16 silu(F32x16 x) {
   // For x < -87.3 exp(-x) would exceed its range; silu is below 1e-36 there and the clamp keeps it a tiny negative number.
   const F32x16 e = exp(min(negate(x), set1(87.0f)));

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import KVFormat
+from paceline.config import Activation, KVFormat
 
 def isas() -> list[str]: ...
 def best_isa() -> str: ...
@@ -41,9 +41,7 @@ class Program:
         num_kv_heads: int,
         head_dim: int,
         num_layers: int,
-        window: int,
         kv_kind: KVFormat,
-        inverse_frequencies: list[float],
         pages_of: Program | None = None,
         num_logits: int | None = None,
     ) -> None: ...
@@ -62,8 +60,25 @@ class Program:
     def add_vector(self, data: NDArray[np.float32]) -> int: ...
     def add_buffer(self, width: int, outputs: bool = False) -> int: ...
     def add_activations(self, width: int, outputs: bool = False) -> int: ...
-    def embed(self, matrix: int, to: int) -> None: ...
+    def add_rope(self, inverse_frequencies: list[float], factor: float = 1.0) -> int: ...
+    def add_attention_plan(self, window: int = 0) -> int: ...
+    def embed(self, matrix: int, to: int, scale: float = 1.0) -> None: ...
     def norm(self, from_: int, weight: int, eps: float, size: int, to_buffer: int, to_activations: int, /) -> None: ...
+    def norm_in_place(self, buffer: int, column: int, weight: int, eps: float, size: int, joined: bool, /) -> None: ...
+    def norm_add(
+        self,
+        from_: int,
+        weight: int,
+        eps: float,
+        size: int,
+        residual: int,
+        to: int,
+        next_weight: int,
+        next_eps: float,
+        to_buffer: int,
+        to_activations: int,
+        /,
+    ) -> None: ...
     def quantise(self, from_: int, size: int, to: int, per_token: bool = False, order: Sequence[int] = ()) -> None: ...
     def linear(
         self,
@@ -74,12 +89,30 @@ class Program:
         from_activations: int,
         to: int,
         accumulate: bool,
-        /,
+        scale: float = 1.0,
+        softcap: float = 0.0,
     ) -> None: ...
     def gate_up(
-        self, gate: int, up: int, from_buffer: int, from_activations: int, to_buffer: int, to_activations: int, /
+        self,
+        activation: Activation,
+        gate: int,
+        up: int,
+        from_buffer: int,
+        from_activations: int,
+        to_buffer: int,
+        to_activations: int,
+        /,
     ) -> None: ...
-    def silu_mul(self, from_: int, up_column: int, size: int, to_buffer: int, to_activations: int, /) -> None: ...
+    def glu(
+        self,
+        activation: Activation,
+        from_: int,
+        up_column: int,
+        size: int,
+        to_buffer: int,
+        to_activations: int,
+        /,
+    ) -> None: ...
     def rope_write(
         self,
         layer: int,
@@ -90,9 +123,13 @@ class Program:
         q_norm: int,
         k_norm: int,
         eps: float,
+        rope: int,
+        query_scale: float,
         /,
     ) -> None: ...
-    def attention(self, layer: int, buffer: int, out: int, /) -> None: ...
+    def attention(
+        self, layer: int, buffer: int, out: int, plan: int, softcap: float = 0.0, sinks: int = -1
+    ) -> None: ...
     def select(self, from_: int, to: int, /) -> None: ...
     def sample(self, logits: int, /) -> None: ...
     def set_step(self, *arrays: NDArray[Any]) -> None: ...
@@ -116,8 +153,8 @@ class Program:
     def max_rows(self) -> int: ...
     @property
     def max_outputs(self) -> int: ...
-    def attention_units(self) -> list[tuple[list[int], int, int, int, int, str]]: ...
-    def attention_merges(self) -> list[tuple[int, int, int, int]]: ...
+    def attention_units(self, plan: int = 0) -> list[tuple[list[int], int, int, int, int, str]]: ...
+    def attention_merges(self, plan: int = 0) -> list[tuple[int, int, int, int]]: ...
     @property
     def attention_slots(self) -> int: ...
     @property

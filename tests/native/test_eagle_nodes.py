@@ -153,7 +153,7 @@ def test_a_trimmed_head_chooses_its_own_tokens() -> None:
 
 
 def test_logits_have_room() -> None:
-    program = _native.Program("scalar", 1, 1, 1, 8, 1, 32, 1, 1, 16, 1, 0, "f16", [0.0] * 8, None, 33)
+    program = _native.Program("scalar", 1, 1, 1, 8, 1, 32, 1, 1, 16, 1, "f16", None, 33)
     with pytest.raises(Exception, match="a logit for every token"):
         program.sample(program.add_buffer(32, outputs=True))
     program.sample(program.add_buffer(33, outputs=True))

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import MemoryCheckpoint, changed, tiny_checkpoint, tiny_config
+from node_comparison import NUM_PAGES, assert_agrees, executors, steps, wrong_values
+from tiny_models import changed, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, step_plan
 
 from paceline import _native
-from paceline.config import KV_FORMATS, ModelConfig, RopeConfig, RopeScaling
+from paceline.config import KV_FORMATS, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError
 from paceline.executors import compare
 from paceline.executors.base import StepPlan
-from paceline.executors.compare import Difference, compare_step
+from paceline.executors.compare import compare_step
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
 from paceline.ops.graph import Value
@@ -24,7 +25,6 @@ from paceline.sampling.rows import NOT_FINITE
 from paceline.weights.raw import BLOCK_KINDS
 
 ISAS = _native.isas()
-NUM_PAGES = 16
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -42,57 +42,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "as-many-kv-heads": {"num_heads": 3, "num_kv_heads": 3},
     "widest-heads": {"head_dim": 256, "num_layers": 1, "rope": RopeConfig(10000.0, 256)},
     "wide-heads": {"head_dim": 80, "rope": RopeConfig(10000.0, 80)},
+    "heads-of-96": {"head_dim": 96, "rope": RopeConfig(10000.0, 96)},
+    "heads-of-128": {"head_dim": 128, "rope": RopeConfig(10000.0, 96)},
     "qwen2": {"architecture": "qwen2", "attention_bias": True},
     "qwen3": {"architecture": "qwen3", "qk_norm": True, "head_dim": 32, "rope": RopeConfig(10000.0, 32)},
 }
-
-
-def steps(model: ModelConfig) -> list[tuple[StepPlan, bool]]:
-    """Steps, and whether to compare them: a prompt, then a second one that joins, and decodes across 128 and 256 keys.
-
-    Those are where attention takes another split. Few rows together read the splits of a long context apart and merge
-    them; many rows read them in turn. The steps between only fill the pages.
-    """
-    a, b = random_sequences([275, 40], model.vocab_size)
-    return [
-        (step_plan([a.part(0, 37)]), True),
-        (step_plan([a.part(37, 119)]), False),
-        (step_plan([a.part(119, 130), b.part(0, 3)], outputs=[0, 9, 13]), True),
-        (step_plan([b.part(3, 4), a.part(130, 131)]), True),
-        (step_plan([a.part(131, 250), b.part(4, 31)]), False),
-        (step_plan([a.part(250, 254), b.part(31, 34)]), True),
-        (step_plan([a.part(254, 270)]), True),
-        (step_plan([a.part(270, 271)]), True),
-    ]
-
-
-def executors(
-    native: MemoryCheckpoint, reference: MemoryCheckpoint, **config: Any
-) -> tuple[NativeExecutor, ReferenceExecutor]:
-    """Both executors, of checkpoints that are the same unless a test wants to see a difference."""
-    engine = engine_config(native.config, num_pages=NUM_PAGES, rows=160, **config)
-    plain = ReferenceExecutor.load(reference, replace(engine, isa=None), num_pages=NUM_PAGES)
-    return NativeExecutor.load(native, engine), plain
-
-
-def assert_agrees(checkpoint: MemoryCheckpoint, **config: Any) -> None:
-    native, reference = executors(checkpoint, checkpoint, **config)
-    for plan, compared in steps(checkpoint.config):
-        if not compared:
-            native.run(plan)
-            continue
-        differences = compare_step(native, reference, plan)
-        wrong = [difference for difference in differences if not difference.bound_ratio <= 1]
-        assert not wrong
-        assert len(differences) > 8 * checkpoint.config.num_layers
-
-
-def wrong_values(native: NativeExecutor, reference: ReferenceExecutor, plans: list[StepPlan]) -> set[str]:
-    """Names of the values that some step gets wrong."""
-    found: list[Difference] = []
-    for plan in plans:
-        found += compare_step(native, reference, plan)
-    return {difference.value for difference in found if not difference.bound_ratio <= 1}
 
 
 @pytest.mark.parametrize("isa", ISAS)

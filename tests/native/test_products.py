@@ -90,7 +90,7 @@ def defined_product(groups: AffineGroups, fmt: PackedFormat, x: F32) -> F32:
 
 def new_program(isa: str, rows: int, num_threads: int) -> _native.Program:
     """Without a model: one head of 16 components, a page, a vocabulary of 1."""
-    return _native.Program(isa, num_threads, rows, 1, 1, -(-rows // 32), rows, 1, 1, 16, 1, 0, "f32", [0.0] * 8)
+    return _native.Program(isa, num_threads, rows, 1, 1, -(-rows // 32), rows, 1, 1, 16, 1, "f32")
 
 
 def begin_step(program: _native.Program, rows: int) -> None:

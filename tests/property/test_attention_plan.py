@@ -51,8 +51,9 @@ def plan_of(shapes: list[Shape], *, window: int = 0, group: int = 2, threads: in
     num_pages = len(shapes) * MAX_SPLITS * SPLIT // PAGE
     program = _native.Program(
         "scalar", threads, MAX_ROWS, 1, 8, num_pages, MAX_SPLITS * SPLIT, group * NUM_KV_HEADS, NUM_KV_HEADS, 16, 1,
-        window, "f16", [0.0] * 8,
+        "f16",
     )  # fmt: skip
+    program.add_attention_plan(window)
     page_table = np.arange(num_pages, dtype=np.int32).reshape(len(shapes), -1)
     for index, shape in enumerate(shapes):
         page_table[index, : shape.shared_pages] = page_table[min(shape.parent, index), : shape.shared_pages]

@@ -112,13 +112,12 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
             x = rounded_activations(x, rounding)
         terms = step.weights.magnitudes(name)
         sums = (x.shape[1] + 3) * EPSILON * (np.abs(x) @ terms.T) + slack @ np.abs(step.weights.values(name)).T
-        return np.asarray(sums + EPSILON * np.abs(table) + 1e-30, np.float32)
+        scaled = abs(node.attributes["scale"]) * sums
+        return np.asarray(scaled + 2 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "glu":
-        gate, up = (values[source.name] for source in node.inputs)
-        gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
-        slope = 1.1  # the largest derivative of silu
-        inputs_slack = slope * np.abs(up) * gate_bound + np.abs(gate) * up_bound
-        return np.asarray(inputs_slack + 16 * EPSILON * np.abs(table) + 1e-30, np.float32)
+        return _glu_bound(node, table, values, bounds)
+    if node.op == "softcap":  # a slope of at most 1; a quotient, a tanh within 4 ulp, a product
+        return np.asarray(inherited + 8 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
         return _attention_bound(node, values[node.inputs[0].name], step)
     if node.op in ("embed", "features", "select_outputs"):
@@ -128,9 +127,28 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
     return np.asarray(inherited + (width / 16 + 16) * EPSILON * scale + 1e-30, np.float32)
 
 
+def _glu_bound(node: Node, table: Table, values: dict[str, Table], bounds: dict[str, Table]) -> Table:
+    """Errors of the inputs times the slopes: at most 1.13 of each activation, and of the up's factor 1. Then a few eps
+    of the value; where the sigmoid is near 0 it is an exponential of z, and z is rounded, which adds |z| eps.
+    """
+    gate, up = (values[source.name] for source in node.inputs)
+    gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
+    inputs_slack = 1.13 * (np.abs(up) + 1) * gate_bound + np.abs(gate) * up_bound
+    z = {
+        "silu": np.zeros_like(gate),  # the gate itself, exact
+        "gelu_tanh": 1.6 * gate + 0.0714 * gate**3,
+        "swiglu_oai": 1.702 * gate,
+    }[node.attributes["activation"]]
+    relative = EPSILON * (16 + 4 * np.minimum(np.abs(z), 90))
+    return np.asarray(inputs_slack + relative * np.abs(table) + 1e-30, np.float32)
+
+
 def _attention_bound(node: Node, q: Table, step: Step) -> Table:
     """A score is off by at most head_dim * eps * sum |q||k|, so a weight by that relative to itself; the weighted sum
     adds as many roundings as there are keys. |k| is bounded by the largest of the layer, component by component.
+
+    A softcap has a slope of at most 1 and 8 eps of its own, relative to scores that are at most its cap. A sink counts
+    as a key whose score is known: its distance to the largest score is rounded once.
 
     Over int8 pages queries and weights are rounded as well. A query component is off by half a step, max|q| / 65534,
     which moves a score by at most e = max|q| / 65534 * sum |k|; both a numerator and their sum then change by a factor
@@ -146,6 +164,9 @@ def _attention_bound(node: Node, q: Table, step: Step) -> Table:
     scores = np.einsum("rhgd,hd->rhg", heads, largest).max(axis=(1, 2))
     num_keys = int(step.positions.max()) + 1
     relative = 4 * EPSILON * (num_keys + model.head_dim * (1 + scores))
+    relative += 16 * EPSILON * (node.attributes["softcap"] or 0.0)
+    if node.weights:
+        relative += 4 * EPSILON * np.abs(step.weights.values(node.weights[0])).max()
     reach = np.abs(step.kv.values[layer]).max()
     if step.kv.format == "int8":
         moved = np.abs(heads).max(axis=-1) / 65534 * largest.sum(axis=-1)[None, :, None]

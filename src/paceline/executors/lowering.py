@@ -1,25 +1,26 @@
 """From a graph to the records of a native program: which nodes fuse, and where each value lives.
 
 Fusions, the reason that a layer needs few barriers: a residual ``add`` becomes the accumulating form of the ``linear``
-before it; norms and SiLU write the int8 form that integer weights read; gate, up, SiLU and product are one record when
-gate and up share a format. Where weights want activations in another order, or one scale a token, norms and SiLU write
-floats and a quantise record follows. Values of all layers that play one role share a buffer.
+before it, or of the norm before it, together with the norm that reads the sum; norms and gated products write the int8
+form that integer weights read; gate, up and their product are one record when gate and up share a format; a softcap is
+the end of its ``linear``. Where weights want activations in another order, or one scale a token, norms and gated
+products write floats and a quantise record follows. Values of all layers that play one role share a buffer.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 
 from paceline._native import Program
-from paceline.config import ModelConfig
+from paceline.config import ModelConfig, RopeConfig
 from paceline.errors import UnsupportedError
 from paceline.executors.weights import WeightLoader, rounding_for
 from paceline.ops.graph import Graph, Node, Value
-from paceline.ops.reference import Rounding
+from paceline.ops.reference import Rounding, inverse_frequencies
 from paceline.weights.packed import TILE, PackedMatrix
 
 NONE = -1
@@ -59,6 +60,8 @@ class Lowering:
         self._activations: dict[tuple[str, str, int], int] = {}
         self._matrices: dict[tuple[str, ...], list[PackedMatrix]] = {}
         self._matrix_ids: dict[int, int] = {}
+        self._ropes: dict[RopeConfig, int] = {}
+        self._plans: dict[int | None, int] = {}
         self._readers: dict[str, list[Node]] = {}
         self._fused: set[str] = set()
         self.lowered = Lowered()
@@ -69,31 +72,16 @@ class Lowering:
     def run(self) -> Lowered:
         """Lowers every node; returns where the values are."""
         for node in self._graph.nodes:
-            self._check(node)
-            if node.name not in self._fused:
-                getattr(self, f"_lower_{node.op}")(node)
+            if node.name in self._fused:
+                continue
+            lower = getattr(self, f"_lower_{node.op}", None)
+            if lower is None:
+                raise UnsupportedError(f"the native executor has no record for {node.op} ({self._model.architecture})")
+            lower(node)
         self.lowered.logits_buffer = self.lowered.places[self._graph.logits.name].buffer
         self.lowered.hidden_buffer = self.lowered.places[self._graph.hidden.name].buffer
         self._program.sample(self.lowered.logits_buffer)
         return self.lowered
-
-    def _check(self, node: Node) -> None:
-        """UnsupportedError for what no record computes yet."""
-        model, has = self._model, node.attributes
-        problems = {
-            "no record of its own": node.name not in self._fused and not hasattr(self, f"_lower_{node.op}"),
-            "a scale": node.op in ("embed", "linear") and has["scale"] != 1.0,
-            "a rotation unlike the other layers'": node.op == "rope_write" and has["rope"] != model.rope,
-            "a stretched rotation": node.op == "rope_write" and model.rope.attention_factor != 1.0,
-            "a scale of its own": node.op == "rope_write" and has["scale"] != 1.0 / math.sqrt(model.head_dim),
-            "a window unlike the other layers'": node.op == "attention" and has["window"] != model.kv_window,
-            "a softcap": node.op == "attention" and has["softcap"] is not None,
-            "sinks": node.op == "attention" and bool(node.weights),
-            "an activation of its own": node.op == "glu" and has["activation"] != "silu",
-        }
-        for problem, is_there in problems.items():
-            if is_there:
-                raise UnsupportedError(f"the native executor has no {node.op} with {problem} ({model.architecture})")
 
     # ---- nodes ----
 
@@ -101,7 +89,7 @@ class Lowering:
         (matrix,) = self._packed(node.weights)
         self.lowered.embedding = matrix
         buffer = self._buffer("x", node.outputs[0])
-        self._program.embed(self._matrix(matrix), buffer)
+        self._program.embed(self._matrix(matrix), buffer, node.attributes["scale"])
         self._made(node.outputs[0], Place(buffer))
 
     def _lower_features(self, node: Node) -> None:
@@ -110,7 +98,13 @@ class Lowering:
         self._made(node.outputs[0], Place(self.lowered.features_buffer))
 
     def _lower_rms_norm(self, node: Node) -> None:
-        value = node.outputs[0]
+        value, reader = node.outputs[0], self._only_reader(node)
+        if reader is not None and reader.op == "rope_write":
+            self._lower_norm_of_heads(node, reader)
+            return
+        if reader is not None and reader.op == "add":
+            self._lower_norm_add(node, reader)
+            return
         to_buffer, to_activations = self._for_readers("norm", value)
         self._program.norm(
             self._place(node.inputs[0]).buffer,
@@ -121,6 +115,49 @@ class Lowering:
             to_activations,
         )
         self._made(value, Place(to_buffer, 0, to_activations))
+
+    def _lower_norm_of_heads(self, node: Node, rope_write: Node) -> None:
+        """Queries or keys, all heads as one row, where the product left them; no barrier between both."""
+        value, place = node.outputs[0], self._place(node.inputs[0])
+        after = self._graph.nodes[self._graph.nodes.index(node) + 1]
+        joined = after.op == "rms_norm" and after.outputs[0] in rope_write.inputs
+        weight = self._vector(node.weights[0])
+        self._program.norm_in_place(place.buffer, place.column, weight, node.attributes["eps"], value.width, joined)
+        self._made(value, place)
+
+    def _lower_norm_add(self, node: Node, add: Node) -> None:
+        """The norm, the sum with the residual, and what reads the sum at once: a norm, or integer weights."""
+        normed, total = node.outputs[0], add.outputs[0]
+        (residual,) = (self._place(value) for value in add.inputs if value != normed)
+        source = self._place(node.inputs[0])
+        assert source.column == residual.column == 0, "whole buffers"
+        # Not onto the residual: threads that each do all rows would add twice.
+        buffer = next(other for role in ("x", "y") if (other := self._buffer(role, total)) != residual.buffer)
+        following = [reader for reader in self._readers[total.name] if reader.op != "add"]
+        norm = following[0] if len(following) == 1 and following[0].op == "rms_norm" else None
+        if norm is not None:
+            to_buffer, to_activations = self._for_readers("norm", norm.outputs[0])
+        else:
+            floats, integers = self._forms_for(following)
+            to_buffer = buffer if floats else NONE
+            to_activations = self._activation("sum", total) if integers else NONE
+        self._program.norm_add(
+            source.buffer,
+            self._vector(node.weights[0]),
+            node.attributes["eps"],
+            total.width,
+            residual.buffer,
+            buffer,
+            NONE if norm is None else self._vector(norm.weights[0]),
+            0.0 if norm is None else norm.attributes["eps"],
+            to_buffer,
+            to_activations,
+        )
+        self._fused.add(add.name)
+        self._made(total, Place(buffer, 0, NONE if norm is not None else to_activations))
+        if norm is not None:
+            self._fused.add(norm.name)
+            self._made(norm.outputs[0], Place(to_buffer, 0, to_activations))
 
     def _lower_linear(self, node: Node) -> None:
         reader = self._only_reader(node)
@@ -135,11 +172,13 @@ class Lowering:
         for name, value in zip(names, node.outputs, strict=True):
             columns[name] = width
             width += -(-value.width // alignment) * alignment
+        softcap = reader if reader is not None and reader.op == "softcap" else None
         residual = reader if reader is not None and reader.op == "add" and len(node.outputs) == 1 else None
         if residual is not None and residual.inputs[0] == node.outputs[0]:  # a sum begins with it: the next one adds
             residual, role = None, "sum"
         else:
-            role = "logits" if node.outputs[0] == self._graph.logits else f"linear{len(names)}"
+            is_last = self._graph.logits == (node if softcap is None else softcap).outputs[0]
+            role = "logits" if is_last else f"linear{len(names)}"
         if residual is not None:
             buffer = self._place(residual.inputs[0]).buffer
         else:
@@ -157,7 +196,13 @@ class Lowering:
                 source.activations,
                 buffer,
                 residual is not None,
+                node.attributes["scale"],
+                0.0 if softcap is None else softcap.attributes["cap"],
             )
+        if softcap is not None:
+            self._fused.add(softcap.name)
+            self._made(softcap.outputs[0], Place(buffer))
+            return
         if residual is not None:
             self._fused.add(residual.name)
             self._made(residual.outputs[0], Place(buffer))
@@ -165,18 +210,26 @@ class Lowering:
         for name, value in zip(names, node.outputs, strict=True):
             self._made(value, Place(buffer, columns[name]))
 
-    def _lower_gate_up(self, node: Node, silu: Node) -> bool:
-        """One record for gate, up, SiLU and product; False when their formats or orders of inputs differ."""
-        gate, up = (self._packed((name,))[0] for name in node.weights)
+    def _lower_gate_up(self, node: Node, glu: Node) -> bool:
+        """One record for gate, up and their product; False when their formats or orders of inputs differ."""
+        gate, up = (self._packed((name,))[0] for name in node.weights[:2])
+        if node.attributes["scale"] != 1.0 or len(node.weights) > 2:
+            return False
         if gate.format != up.format or self._form_key(gate) != self._form_key(up):
             return False
         source = self._input_of(node.inputs[0], [gate])
-        to_buffer, to_activations = self._for_readers("hidden", silu.outputs[0])
+        to_buffer, to_activations = self._for_readers("hidden", glu.outputs[0])
         self._program.gate_up(
-            self._matrix(gate), self._matrix(up), source.buffer, source.activations, to_buffer, to_activations
+            glu.attributes["activation"],
+            self._matrix(gate),
+            self._matrix(up),
+            source.buffer,
+            source.activations,
+            to_buffer,
+            to_activations,
         )
-        self._fused.add(silu.name)
-        self._made(silu.outputs[0], Place(to_buffer, 0, to_activations))
+        self._fused.add(glu.name)
+        self._made(glu.outputs[0], Place(to_buffer, 0, to_activations))
         return True
 
     def _lower_glu(self, node: Node) -> None:
@@ -184,20 +237,36 @@ class Lowering:
         value = node.outputs[0]
         to_buffer, to_activations = self._for_readers("hidden", value)
         assert gate.column == 0, "gate is the first part of its buffer"
-        self._program.silu_mul(gate.buffer, up.column, value.width, to_buffer, to_activations)
+        self._program.glu(node.attributes["activation"], gate.buffer, up.column, value.width, to_buffer, to_activations)
         self._made(value, Place(to_buffer, 0, to_activations))
 
     def _lower_rope_write(self, node: Node) -> None:
         q, k, v = (self._place(value) for value in node.inputs)
         q_norm, k_norm = (self._vector(name) for name in node.weights) if node.weights else (NONE, NONE)
         self._program.rope_write(
-            node.attributes["layer"], q.buffer, q.column, k.column, v.column, q_norm, k_norm, node.attributes["eps"]
+            node.attributes["layer"],
+            q.buffer,
+            q.column,
+            k.column,
+            v.column,
+            q_norm,
+            k_norm,
+            node.attributes["eps"],
+            self._rope(node.attributes["rope"]),
+            node.attributes["scale"],
         )
         self._made(node.outputs[0], q)
 
     def _lower_attention(self, node: Node) -> None:
         buffer = self._buffer("attention", node.outputs[0])
-        self._program.attention(node.attributes["layer"], self._place(node.inputs[0]).buffer, buffer)
+        self._program.attention(
+            node.attributes["layer"],
+            self._place(node.inputs[0]).buffer,
+            buffer,
+            self._attention_plan(node.attributes["window"]),
+            node.attributes["softcap"] or 0.0,
+            self._vector(node.weights[0]) if node.weights else NONE,
+        )
         self._made(node.outputs[0], Place(buffer))
 
     def _lower_select_outputs(self, node: Node) -> None:
@@ -222,19 +291,28 @@ class Lowering:
         """Buffer and plain int8 form for a value, each only where some reader's weights need it; other int8 forms are
         made of the buffer.
         """
+        readers = self._readers[value.name]
+        assert all(reader.op == "linear" for reader in readers), f"{value.name} is read by another op than linear"
+        floats, integers = self._forms_for(readers)
+        return (
+            self._buffer(role, value) if floats else NONE,
+            self._activation(role, value) if integers else NONE,
+        )
+
+    def _forms_for(self, readers: Sequence[Node]) -> tuple[bool, bool]:
+        """Whether some of them read floats, and whether some read the plain int8 form."""
         floats = integers = False
-        for reader in self._readers[value.name]:
-            assert reader.op == "linear", f"{value.name} is read by {reader.op}"
+        for reader in readers:
+            if reader.op != "linear":
+                floats = True
+                continue
             for matrix in self._matrices_of(reader):
                 rounding = rounding_for(matrix)
                 if rounding is not None and rounding.is_plain:
                     integers = True
                 else:
                     floats = True
-        return (
-            self._buffer(role, value) if floats else NONE,
-            self._activation(role, value) if integers else NONE,
-        )
+        return floats, integers
 
     @staticmethod
     def _form_key(matrix: PackedMatrix) -> tuple[bool, bytes]:
@@ -266,6 +344,19 @@ class Lowering:
         if key not in self._activations:
             self._activations[key] = self._program.add_activations(value.width, value.rows == "outputs")
         return self._activations[key]
+
+    def _rope(self, rope: RopeConfig | None) -> int:
+        if rope is None:
+            return NONE
+        if rope not in self._ropes:
+            frequencies = inverse_frequencies(rope, self._model.head_dim).tolist()
+            self._ropes[rope] = self._program.add_rope(frequencies, rope.attention_factor)
+        return self._ropes[rope]
+
+    def _attention_plan(self, window: int | None) -> int:
+        if window not in self._plans:
+            self._plans[window] = self._program.add_attention_plan(window or 0)
+        return self._plans[window]
 
     # ---- weights ----
 

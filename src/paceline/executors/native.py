@@ -17,7 +17,6 @@ from paceline.executors.weights import WeightLoader
 from paceline.kv.layout import KVLayout
 from paceline.models.registry import build_graph
 from paceline.ops.graph import Graph
-from paceline.ops.reference import inverse_frequencies
 from paceline.sampling.distribution import NoTokenError
 from paceline.sampling.rows import BAD_TOKEN, NOT_FINITE, NOTHING_LEFT, SampledRows, SampleRows
 from paceline.weights.raw import Checkpoint
@@ -97,9 +96,7 @@ class NativeExecutor:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             num_layers=model.num_layers,
-            window=model.kv_window or 0,
             kv_kind=config.kv_dtype,
-            inverse_frequencies=inverse_frequencies(model.rope, model.head_dim).tolist(),
             pages_of=None if pages_of is None else pages_of.program,
             num_logits=model.num_logits,
         )
