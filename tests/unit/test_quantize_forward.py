@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 
-from paceline.config import Activation, EngineConfig, ModelConfig
+from paceline.config import Activation, EngineConfig, ModelConfig, RopeConfig
 from paceline.errors import CheckpointError
 from paceline.executors.base import StepPlan
 from paceline.executors.reference import ReferenceExecutor
@@ -50,11 +50,28 @@ FAMILIES = [
     tiny_config(sliding_window=7),
     tiny_config(architecture="qwen2", attention_bias=True),
     tiny_config(architecture="qwen3", qk_norm=True),
+    tiny_config(
+        architecture="gemma2",
+        activation="gelu_tanh",
+        sliding_window=7,
+        windowed_layers=(True, False),
+        embedding_scale=8.0,
+        attention_scale=0.3,
+        attention_softcap=5.0,
+    ),
+    tiny_config(
+        architecture="gemma3",
+        qk_norm=True,
+        activation="gelu_tanh",
+        sliding_window=7,
+        windowed_layers=(True, False),
+        local_rope=RopeConfig(100.0, 16),
+    ),
 ]
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("config", FAMILIES, ids=["llama", "window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("config", FAMILIES, ids=["llama", "window", "qwen2", "qwen3", "gemma2", "gemma3"])
 def test_hidden_states_are_those_of_the_reference_executor(config: ModelConfig, interleaved: bool) -> None:
     checkpoint = tiny_checkpoint(config)
     checkpoint.interleaved_rope = interleaved

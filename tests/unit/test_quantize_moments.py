@@ -70,3 +70,24 @@ def test_with_nothing_quantised_yet_the_products_are_those_of_the_weights() -> N
     for name in stage.matrices:
         expected = checkpoint_values(checkpoint, name) @ plain.H
         np.testing.assert_allclose(moments.YX[name], expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_where_a_norm_reads_the_product_its_mean_square_weighs(weigh: bool) -> None:
+    """Gemma's: after the norm an error counts relative to the product, whatever the residual stream is."""
+    config = tiny_config(architecture="gemma2", activation="gelu_tanh", sliding_window=7, windowed_layers=(True, False))
+    checkpoint = tiny_checkpoint(config)
+    forward = SequenceForward(checkpoint)
+    values: dict[str, np.ndarray] = {}
+    for stage in forward.stages[:2]:
+        forward.run(stage, values, TOKENS)
+    stage = forward.stages[2]
+    assert stage.matrices == ("blk.0.attn_output.weight",)
+    assert residual_of(stage) is None
+    observer = AsymmetricMoments(forward, stage, values, weigh_tokens=weigh)
+    x = values[stage.input].reshape(-1, values[stage.input].shape[-1]).astype(np.float64)
+    forward.run(stage, dict(values), TOKENS, observe=observer)
+    products = x @ checkpoint_values(checkpoint, stage.matrices[0]).astype(np.float64).T
+    weights = 1 / np.mean(products**2, axis=1) if weigh else np.ones(len(x))
+    H = (x * weights[:, None]).T @ x
+    np.testing.assert_allclose(observer.moments.H, H, atol=1e-5 * np.abs(H).max())
