@@ -200,7 +200,7 @@ inline F32x16 log(F32x16 x) {
   return fma(ef, set1(0.693145752f), fma(set1(2.0f), s, tail));
 }
 
-// tanh x, within 4 ulp. From E = e^(2|x|) - 1, which is 2^n (e^r - 1) + (2^n - 1), tanh |x| = E / (E + 2): no cancellation at small x, where n
+// tanh x, within 2 ulp. From E = e^(2|x|) - 1, which is 2^n (e^r - 1) + (2^n - 1), tanh |x| = E / (E + 2): no cancellation at small x, where n
 // is 0 and E has the relative error of e^r - 1. From 9.02 on it is 1 in f32, so larger x are taken for 10.
 inline F32x16 tanh(F32x16 x) {
   const I32x16 sign = bits_of(x) & set1(INT32_MIN);

@@ -8,17 +8,14 @@ of both scales (and one with the minimum). A fused f32 multiply-add is a longdou
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+from bare_program import begin_step, new_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from token_sequences import random_sequences, step_plan
 
 from paceline import _native
-from paceline.executors.native import NativeExecutor
 from paceline.ops.reference import Rounding, quantise_activations, rounded_activations
 from paceline.weights.blocks import AffineGroups
 from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, RUN, PackedFormat, PackedMatrix
@@ -86,19 +83,6 @@ def defined_product(groups: AffineGroups, fmt: PackedFormat, x: F32) -> F32:
             total = activation_scale * q[:, at].sum(axis=1, keepdims=True).astype(np.float32)
             acc = fma(groups.minimum[:, group], total, acc)
     return acc
-
-
-def new_program(isa: str, rows: int, num_threads: int) -> _native.Program:
-    """Without a model: one head of 16 components, a page, a vocabulary of 1."""
-    return _native.Program(isa, num_threads, rows, 1, 1, -(-rows // 32), rows, 1, 1, 16, 1, "f32")
-
-
-def begin_step(program: _native.Program, rows: int) -> None:
-    """A step of so many rows; its records run only when they are asked for."""
-    plan = step_plan([random_sequences([rows], 1)[0].part(0, rows)], outputs=[])
-    executor = SimpleNamespace(program=program, _set_features=lambda plan: None)
-    NativeExecutor.set_step(executor, plan, np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))  # type: ignore[arg-type]
-    program.begin_step()
 
 
 def native_product(isa: str, matrix: PackedMatrix, x: F32, *, num_threads: int = 1) -> F32:

@@ -116,7 +116,7 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         return np.asarray(scaled + 2 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "glu":
         return _glu_bound(node, table, values, bounds)
-    if node.op == "softcap":  # a slope of at most 1; a quotient, a tanh within 4 ulp, a product
+    if node.op == "softcap":  # a slope of at most 1; a quotient, a tanh within 2 ulp, a product
         return np.asarray(inherited + 8 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
         return _attention_bound(node, values[node.inputs[0].name], step)

@@ -305,7 +305,8 @@ def attention(node: Node, inputs: list[Table], step: Step) -> list[Table]:
 def activated(gate: Table, up: Table, activation: Activation) -> Table:
     """act(gate) * up.
 
-    "silu" is gate / (1 + exp(-gate)); "gelu_tanh" the tanh form of Hendrycks and Gimpel 1606.08415; "swiglu_oai" that
+    "silu" is gate / (1 + exp(-gate)); "gelu_tanh" the tanh form of Hendrycks and Gimpel 1606.08415,
+    g (1 + tanh t) / 2, as g / (1 + exp(-2 t)), which is the same and does not cancel; "swiglu_oai" that
     of gpt-oss: gates at most 7, ups between -7 and 7 and one more, and 1.702 in the sigmoid.
     """
     g, u = gate.astype(np.float64), up.astype(np.float64)
@@ -314,7 +315,7 @@ def activated(gate: Table, up: Table, activation: Activation) -> Table:
             return np.asarray(g / (1.0 + np.exp(-g)) * u, np.float32)
         if activation == "gelu_tanh":
             inner = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
-            return np.asarray(0.5 * g * (1.0 + np.tanh(inner)) * u, np.float32)
+            return np.asarray(g / (1.0 + np.exp(-2 * inner)) * u, np.float32)
         g, u = np.minimum(g, 7.0), np.clip(u, -7.0, 7.0)
         return np.asarray(g / (1.0 + np.exp(-1.702 * g)) * (u + 1.0), np.float32)
 
