@@ -102,9 +102,7 @@ def test_the_program_refuses_too() -> None:
     """Below the executor, so that no pointer ever reaches past a pool."""
 
     def program(pages_of: _native.Program | None = None, *, num_pages: int = 3, layers: int = 2) -> _native.Program:
-        return _native.Program(
-            "scalar", 1, 4, 4, 8, num_pages, 64, 2, 2, 16, layers, 0, "f16", [0.0] * 8, pages_of=pages_of
-        )
+        return _native.Program("scalar", 1, 4, 4, 8, num_pages, 64, 2, 2, 16, layers, "f16", pages_of=pages_of)
 
     first = program()
     assert np.shares_memory(program(first).kv(), first.kv())

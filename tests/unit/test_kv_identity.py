@@ -10,11 +10,24 @@ from typing import Any
 import pytest
 from tiny_models import tiny_config
 
-from paceline.config import EngineConfig, RopeConfig, RopeScaling
+from paceline.config import EngineConfig, Experts, RopeConfig, RopeScaling
 from paceline.kv.identity import StoreKey, digest, domain_key, store_key
 
-SCALING = RopeScaling("factors", 2.0, 1.0, 4.0, 8192, (1.0, 2.0))
-MODEL = tiny_config(rope=RopeConfig(10000.0, 16, SCALING), sliding_window=64, draft_vocab_size=40)
+SCALING = RopeScaling("factors", 2.0, 1.0, 4.0, 8192, (1.0, 2.0), (3.0, 4.0))
+LOCAL = RopeConfig(100.0, 16, RopeScaling("yarn"))
+EXPERTS = Experts(4, 2, 32)
+MODEL = tiny_config(
+    rope=RopeConfig(10000.0, 16, SCALING),
+    sliding_window=64,
+    draft_vocab_size=40,
+    windowed_layers=(True, False),
+    local_rope=LOCAL,
+    unrotated_layers=(0, 1),
+    attention_scale=0.5,
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+    experts=EXPERTS,
+)
 HASH = bytes(range(32))
 
 
@@ -35,7 +48,7 @@ def changes_of(value: Any) -> list[Any]:
     if isinstance(value, bytes):
         return [bytes([value[0] ^ 1]) + value[1:], value[:-1] + bytes([value[-1] ^ 128])]
     assert isinstance(value, tuple)
-    return [(*value, 1.0), value[:-1], value[::-1]]
+    return [(*value, 1.0), value[:-1], value[::-1]] if value else [(1.0,)]
 
 
 def key_of(config: EngineConfig | None = None, **changes: Any) -> StoreKey:
@@ -47,7 +60,8 @@ def key_of(config: EngineConfig | None = None, **changes: Any) -> StoreKey:
 def test_every_field_down_to_the_last_level_changes_the_digest() -> None:
     key = key_of()
     changed = changes_of(key)
-    num_leaves = sum(len(dataclasses.fields(part)) for part in (key, key.model, key.model.rope, SCALING)) - 3
+    parts = (key, key.model, key.model.rope, SCALING, LOCAL, LOCAL.scaling, EXPERTS)
+    num_leaves = sum(len(dataclasses.fields(part)) for part in parts) - len(parts) + 1
     assert len(changed) >= num_leaves
     digests = {other.digest() for other in (key, *changed)}
     assert len(digests) == len(changed) + 1

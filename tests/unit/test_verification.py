@@ -189,7 +189,7 @@ def product_in_rows(node: Node, x: Table, step: Step) -> list[Table]:
 
 
 def reference(kind: type[ReferenceExecutor]) -> Callable[[EngineConfig], Executor]:
-    checkpoint = tiny_checkpoint(tiny_config(vocab_size=VOCAB, num_layers=1))
+    checkpoint = tiny_checkpoint(tiny_config(vocab_size=VOCAB, num_layers=1), seed=2)
     return lambda config: kind.load(checkpoint, config, num_pages=128)
 
 

@@ -251,11 +251,12 @@ def _check_supported(model: ModelConfig) -> None:
 
 def _check_same_pages(model: ModelConfig, config: EngineConfig, num_pages: int, owner: NativeExecutor) -> None:
     theirs = owner.model
+    num_layers = min(model.num_layers, theirs.num_layers)
     pairs = {
         "layers": (model.num_layers, theirs.num_layers),
         "KV heads": (model.num_kv_heads, theirs.num_kv_heads),
         "head_dim": (model.head_dim, theirs.head_dim),
-        "rope": tuple([config.rope_of(layer) for layer in range(config.num_layers)] for config in (model, theirs)),
+        "rope": tuple([each.rope_of(layer) for layer in range(num_layers)] for each in (model, theirs)),
         "kv_dtype": (config.kv_dtype, owner.program.kv_kind),
         "pages": (num_pages, owner.num_pages),
     }
