@@ -13,21 +13,18 @@ Three statements, each with the bound that its arithmetic allows:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from real_models import TEXT, RealModel, check_greedy, divergence, margin_bound
 from tiny_models import as_f32
-from token_sequences import TokenSequence, engine_config, run_chunks, run_step, step_plan
+from token_sequences import run_chunks, step_plan
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.executors.compare import compare_step
-from paceline.executors.native import NativeExecutor
-from paceline.executors.reference import ReferenceExecutor
-from paceline.text.tokenizer import load_tokenizer
 from paceline.weights.catalog import resolve_model
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.gguf import GGUFCheckpoint
@@ -39,64 +36,14 @@ PROMPTS = [
     "def fibonacci(n):\n    ",
     "Once upon a time, in a village by the sea, there lived",
 ]
-TEXT = (
-    "The history of the steam engine goes back to the first century, when Hero of Alexandria described a hollow "
-    "sphere that turned as steam left it through two bent tubes. It moved nothing else, and for sixteen centuries "
-    "nobody asked it to. Miners did the asking: their shafts filled with water, horses were dear, and a machine "
-    "that burned the coal they stood on was worth even the wasteful thing that Newcomen built in 1712. Watt's "
-    "separate condenser saved three quarters of the fuel; his patent held others back for thirty years, and the "
-    "railway came only after it had ended."
-)
-
-
-@dataclass
-class Model:
-    """The packaged model, ours and Transformers', loaded when first used."""
-
-    checkpoint: GGUFCheckpoint
-
-    @cached_property
-    def tokenizer(self):  # type: ignore[no-untyped-def]
-        return load_tokenizer(self.checkpoint)
-
-    @cached_property
-    def native(self) -> NativeExecutor:
-        return NativeExecutor.load(self.checkpoint, engine_config(self.checkpoint.config, num_pages=8))
-
-    @cached_property
-    def reference(self) -> ReferenceExecutor:
-        engine = engine_config(self.checkpoint.config, num_pages=8)
-        return ReferenceExecutor.load(self.checkpoint, engine, num_pages=8, activations="float")
-
-    @cached_property
-    def transformers(self) -> LlamaForCausalLM:
-        return transformers_model(self.checkpoint)
-
-    @cached_property
-    def native_text(self) -> NDArray[np.float32]:
-        return run_chunks(self.native, self.tokens(TEXT), 64)
-
-    @cached_property
-    def expected_text(self) -> NDArray[np.float32]:
-        return self.expected(self.tokens(TEXT).tokens)
-
-    def tokens(self, text: str) -> TokenSequence:
-        ids = np.array(self.tokenizer.encode(text), np.int32)
-        return TokenSequence(ids, np.arange(8, dtype=np.int32))
-
-    def expected(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Transformers' logits [tokens, vocab]."""
-        with torch.no_grad():
-            ids = torch.from_numpy(tokens.astype(np.int64))[None]
-            return self.transformers(ids, use_cache=False).logits[0].numpy()
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model() -> RealModel:
     torch.set_num_threads(2)
     checkpoint = open_checkpoint(resolve_model("smollm2-135m", download=False))
     assert isinstance(checkpoint, GGUFCheckpoint)
-    return Model(checkpoint)
+    return RealModel(checkpoint, transformers_model)
 
 
 def transformers_model(checkpoint: GGUFCheckpoint) -> LlamaForCausalLM:
@@ -147,18 +94,7 @@ def transformers_model(checkpoint: GGUFCheckpoint) -> LlamaForCausalLM:
     return model.eval()
 
 
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def divergence(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
-    """KL divergence (expected, found) [rows]."""
-    p, q = log_softmax(expected), log_softmax(found)
-    return np.sum(np.exp(p) * (p - q), axis=-1)
-
-
-def test_float_activations_give_the_logits_of_transformers(model: Model) -> None:
+def test_float_activations_give_the_logits_of_transformers(model: RealModel) -> None:
     """Keys and values in f16 err by 2^-11 each; through 30 layers that moved no logit by 0.02 (a standard deviation of
     the logits is 6), and the mean KL divergence is 3e-7.
     """
@@ -173,36 +109,19 @@ def test_float_activations_give_the_logits_of_transformers(model: Model) -> None
     assert np.array_equal(found.argmax(axis=1)[decided], expected.argmax(axis=1)[decided])
 
 
-def test_int8_activations_stay_close_on_plain_text(model: Model) -> None:
+def test_int8_activations_stay_close_on_plain_text(model: RealModel) -> None:
     kl = divergence(model.expected_text, model.native_text)
     assert len(kl) > 100
     assert 1e-5 < kl.mean() <= 0.004  # above zero: the path really is the one that rounds
 
 
-def test_greedy_tokens_are_those_of_transformers(model: Model) -> None:
-    # How far int8 activations move the margin between Transformers' two best tokens, at any position of the text.
-    order = np.argsort(model.expected_text, axis=1)[:, -2:]
-    theirs, ours = (np.take_along_axis(x, order, axis=1) for x in (model.expected_text, model.native_text))
-    bound = float(np.abs(np.diff(theirs, axis=1) - np.diff(ours, axis=1)).max())
+def test_greedy_tokens_are_those_of_transformers(model: RealModel) -> None:
+    bound = margin_bound(model)
     assert 0.05 < bound < 1.0
-
-    num_same = 0
-    for prompt in PROMPTS:
-        start = model.tokens(prompt)
-        tokens, count = start.tokens, len(start.tokens)
-        part = start.part(0, count)
-        for _ in range(NEW_TOKENS):
-            _, (greedy,) = run_step(model.native, [part])
-            tokens = np.append(tokens, greedy[-1:])
-            part = replace(start, tokens=tokens).part(len(tokens) - 1, len(tokens))
-        logits = model.expected(tokens[:-1])[count - 1 :]
-        for chosen, row in zip(tokens[count:], logits, strict=True):
-            assert row.max() - row[chosen] <= bound, f"{prompt!r}: {chosen} instead of {row.argmax()} is no tie"
-            num_same += int(chosen == row.argmax())
-    assert num_same >= 0.9 * NEW_TOKENS * len(PROMPTS)  # measured: 91 of 96
+    assert check_greedy(model, PROMPTS, NEW_TOKENS, bound) >= 0.9  # measured: 91 of 96
 
 
-def test_nodes_of_the_real_model(model: Model) -> None:
+def test_nodes_of_the_real_model(model: RealModel) -> None:
     """Real weights have outliers that random ones lack."""
     model.reference._activations = "int8"
     try:

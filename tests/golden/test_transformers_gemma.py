@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 from golden_models import (
+    F16_PAGES,
     FLOAT,
     NUM_TOKENS,
     SEEN,
@@ -26,6 +27,7 @@ from golden_models import (
     Case,
     Saved,
     error,
+    logits_of_native,
     logits_of_reference,
     prompt,
     saved_cases,
@@ -98,6 +100,13 @@ def test_reference_has_the_logits_of_transformers(name: str, saved: Saved) -> No
     assert error(logits_of_reference(open_checkpoint(directory)), logits["float"]) < FLOAT
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_native_has_the_logits_of_transformers(name: str, saved: Saved) -> None:
+    directory, logits = saved(name)
+    for chunk in (NUM_TOKENS, 1):
+        assert error(logits_of_native(open_checkpoint(directory), chunk), logits["f16"]) < F16_PAGES
+
+
 def _with(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
     return lambda config: replace(config, **changes)
 
@@ -120,7 +129,7 @@ MISTAKES: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "scaling ignored": ("gemma3-linear-bf16", _with(rope=RopeConfig(THETA, 16))),
     "SiLU": ("gemma3", _with(activation="silu")),
     "norms of heads ignored": ("gemma3", _with(qk_norm=False)),
-    "other epsilon": ("gemma3", _with(rms_norm_eps=1e-3)),
+    "other epsilon": ("gemma3", _with(rms_norm_eps=0.1)),
 }
 
 
@@ -133,6 +142,7 @@ def test_each_mistake_of_a_reader_is_seen(mistake: str, saved: Saved) -> None:
     assert changed != checkpoint.config
     altered = Altered(checkpoint, changed, checkpoint.interleaved_rope)
     assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
+    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
 
 
 @pytest.mark.parametrize(
@@ -145,6 +155,7 @@ def test_a_norm_read_as_the_file_stores_it_is_seen(norm: str, saved: Saved) -> N
     checkpoint = open_checkpoint(directory)
     altered = Altered(checkpoint, checkpoint.config, False, less=(f"{norm}.weight", 1.0))
     assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
+    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
 
 
 # ---- other spellings of the same model ----
