@@ -24,7 +24,7 @@ DEV_TOOLS := $(VENV)/dev-$(call hash,$(SETUP))
 INSTALLED := $(VENV)/installed-$(shell (echo $(SOURCES); cat $(SOURCES) 2>/dev/null) | cksum | tr -d ' ')
 
 .DELETE_ON_ERROR:
-.PHONY: run test interchange install check format wheel clean
+.PHONY: run test test-gpu interchange install check format wheel clean
 
 run: $(INSTALLED)
 	@$(BIN)/paceline pull $(MODEL)
@@ -33,6 +33,17 @@ run: $(INSTALLED)
 test: $(INSTALLED) $(TEST_TOOLS)
 	@$(BIN)/paceline pull $(MODEL)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# What needs a CUDA GPU, and the Triton kernels compiled for it; `make test` leaves these out or interprets them. Fails where
+# torch sees no GPU, for then nothing would have been tested.
+test-gpu: $(INSTALLED) $(TEST_TOOLS)
+	@$(BIN)/python -c 'import sys, torch; \
+		here = torch.cuda.is_available(); \
+		print(f"torch {torch.__version__}:", torch.cuda.get_device_name() if here else \
+			"no CUDA GPU: nothing to test (is the driver there, and is this a build of torch for CUDA?)"); \
+		sys.exit(not here)'
+	@$(BIN)/paceline pull $(MODEL)
+	$(BIN)/python -m pytest -m gpu tests/triton
 
 # With the programs that our files are for: llama.cpp, which takes ten minutes and more to compile, and, where they can be
 # installed, GPTQModel and AutoAWQ, whose tests are skipped otherwise.
