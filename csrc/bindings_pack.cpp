@@ -37,7 +37,7 @@ PackSourceKind source_kind(const std::string& name) {
       {"Q4G128", PackSourceKind::q4g128},   {"Q4G32Z", PackSourceKind::q4g32z}, {"Q4G64Z", PackSourceKind::q4g64z},
       {"Q4G128Z", PackSourceKind::q4g128z}, {"Q8G64", PackSourceKind::q8g64},   {"Q8G128", PackSourceKind::q8g128},
       {"Q8G32Z", PackSourceKind::q8g32z},   {"Q8G64Z", PackSourceKind::q8g64z}, {"Q8G128Z", PackSourceKind::q8g128z},
-      {"Q8C", PackSourceKind::q8c},
+      {"Q8C", PackSourceKind::q8c},         {"MXFP4", PackSourceKind::mxfp4},
   };
   for (const auto& [known, kind] : kNames) {
     if (name == known) return kind;

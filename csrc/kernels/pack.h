@@ -6,7 +6,7 @@
 //
 // Two paths, chosen by the pair of kind and target:
 //   exact  the target is the kind's own packed format (native_target): codes and f16 scales are moved, not recomputed; only products of a
-//          k-quant's two scales are rounded to f16.
+//          k-quant's two scales, and MXFP4's powers of two below 2^-24, are rounded to f16.
 //   round  otherwise: a row is widened to f32 (bit for bit GGUF's reference dequantisation) and rounded to nearest, ties to even: bf16, f16,
 //          int8 (scale = absmax / 127) or int4 (between the group's extremes); scales are rounded to f16 before codes are computed.
 //
@@ -36,6 +36,7 @@ enum class PackSourceKind : uint8_t {
   q4_k,
   q5_k,
   q6_k,
+  mxfp4,
   q4g64,
   q4g128,
   q4g32z,

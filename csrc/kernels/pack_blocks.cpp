@@ -9,12 +9,13 @@ constexpr KindInfo kKinds[] = {
     {32, 20, {PackTargetKind::u4, 32, PackOffset::min}},     {32, 22, {PackTargetKind::i8, 32, PackOffset::none}},
     {32, 24, {PackTargetKind::i8, 32, PackOffset::min}},     {32, 34, {PackTargetKind::i8, 32, PackOffset::none}},
     {256, 144, {PackTargetKind::u4, 32, PackOffset::min}},   {256, 176, {PackTargetKind::i8, 32, PackOffset::min}},
-    {256, 210, {PackTargetKind::i8, 16, PackOffset::none}},  {64, 34, {PackTargetKind::u4, 64, PackOffset::none}},
-    {128, 66, {PackTargetKind::u4, 128, PackOffset::none}},  {32, 19, {PackTargetKind::u4, 32, PackOffset::zero}},
-    {64, 35, {PackTargetKind::u4, 64, PackOffset::zero}},    {128, 67, {PackTargetKind::u4, 128, PackOffset::zero}},
-    {64, 66, {PackTargetKind::i8, 64, PackOffset::none}},    {128, 130, {PackTargetKind::i8, 128, PackOffset::none}},
-    {32, 35, {PackTargetKind::i8, 32, PackOffset::zero}},    {64, 67, {PackTargetKind::i8, 64, PackOffset::zero}},
-    {128, 131, {PackTargetKind::i8, 128, PackOffset::zero}}, {32, 36, {PackTargetKind::i8c, 32, PackOffset::none}},
+    {256, 210, {PackTargetKind::i8, 16, PackOffset::none}},  {32, 17, {PackTargetKind::i8, 32, PackOffset::none}},
+    {64, 34, {PackTargetKind::u4, 64, PackOffset::none}},    {128, 66, {PackTargetKind::u4, 128, PackOffset::none}},
+    {32, 19, {PackTargetKind::u4, 32, PackOffset::zero}},    {64, 35, {PackTargetKind::u4, 64, PackOffset::zero}},
+    {128, 67, {PackTargetKind::u4, 128, PackOffset::zero}},  {64, 66, {PackTargetKind::i8, 64, PackOffset::none}},
+    {128, 130, {PackTargetKind::i8, 128, PackOffset::none}}, {32, 35, {PackTargetKind::i8, 32, PackOffset::zero}},
+    {64, 67, {PackTargetKind::i8, 64, PackOffset::zero}},    {128, 131, {PackTargetKind::i8, 128, PackOffset::zero}},
+    {32, 36, {PackTargetKind::i8c, 32, PackOffset::none}},
 };
 
 float f32_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
@@ -64,6 +65,15 @@ void decode_q6_k(const uint8_t* block, Decoded& to) {
     }
   }
   for (int i = 0; i < 16; ++i) to.scale[i] = d * static_cast<float>(static_cast<int8_t>(block[192 + i]));
+}
+
+// A byte e, then 32 codes of e2m1: w = half of what a code means, times 2^(e - 127). Doubled, what they mean are integers.
+void decode_mxfp4(const uint8_t* block, Decoded& to) {
+  constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  low_high_nibbles(block + 1, 16, to.q);
+  for (int i = 0; i < 32; ++i) to.q[i] = kDoubled[to.q[i]];
+  const uint32_t e = block[0];  // 2^(e - 128) is no normal number for e < 2
+  to.scale[0] = std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
 
 // Blocks of a quantised checkpoint (weights/quantized_matrix.py): w = scale * (q - z); q - z is exact, and the product of an f16 scale too.
@@ -134,6 +144,9 @@ void decode_block(PackSourceKind kind, const uint8_t* block, Decoded& to) {
       break;
     case PackSourceKind::q6_k:
       decode_q6_k(block, to);
+      break;
+    case PackSourceKind::mxfp4:
+      decode_mxfp4(block, to);
       break;
     default:
       break;

@@ -47,6 +47,9 @@ def random_raw(kind: str, num_outputs: int, num_inputs: int, seed: int = 0, name
         scale = rng.standard_normal(num_outputs) * rng.choice([1e-2, 1e-7, 1e-41, 0], num_outputs)
         blocks[:, :4] = np.repeat(scale.astype(np.float32), num_inputs // block)[:, None].view(np.uint8)
         return RawTensor(name, (num_outputs, num_inputs), kind, blocks.reshape(-1))
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(104, 137, len(blocks))  # scales that f16 holds
+        return RawTensor(name, (num_outputs, num_inputs), kind, blocks.reshape(-1))
     for at in SCALES_AT.get(kind, (0,)):
         size = rng.choice([1e-2, 1e-3, 1e-7], (len(blocks), 1))
         blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * size).astype(np.float16).view(np.uint8)
@@ -191,7 +194,7 @@ def test_halves_round_as_numpy_does(bits: list[int]) -> None:
     assert np.array_equal(data.view(np.uint16).reshape(-1, TILE)[:, 0], f32_to_f16(values))
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in BLOCK_KINDS if kind != "MXFP4"])
 def test_infinity_and_nan_are_reported(kind: str) -> None:
     raw = random_raw(kind, 20, 256)
     rows = raw.data.copy().reshape(20, -1)
@@ -203,6 +206,20 @@ def test_infinity_and_nan_are_reported(kind: str) -> None:
         for fmt in (NATIVE_FORMATS[kind], *TARGETS):
             assert not native_pack(tensor, fmt)[1]
             assert native_pack(raw, fmt)[1]
+
+
+@pytest.mark.parametrize(("exponent", "fits"), [(0, True), (103, True), (143, True), (144, False), (255, False)])
+def test_powers_of_two_too_large_for_half_are_reported(exponent: int, fits: bool) -> None:
+    """MXFP4's scales; too small ones are rounded, to 0 or 2^-24."""
+    rows = random_raw("MXFP4", 20, 256).data.copy().reshape(20, -1)
+    rows[19, 0] = exponent
+    raw, fmt = RawTensor("t", (20, 256), "MXFP4", rows.reshape(-1)), NATIVE_FORMATS["MXFP4"]
+    data, finite = native_pack(raw, fmt)
+    assert finite is fits
+    if fits:
+        off = np.abs(unpack(PackedMatrix("t", fmt, 20, 256, data)) - dequantize(raw))
+        assert off.max() <= 12 * 2.0**-25
+        assert (off.max() > 0) == (exponent < 104)
 
 
 def test_a_weight_too_large_for_half_scales_is_reported() -> None:

@@ -40,6 +40,9 @@ def random_raw(kind: str, num_outputs: int, num_inputs: int, seed: int = 0) -> R
         scale = np.repeat(rng.standard_normal(num_outputs).astype(np.float32), num_inputs // block)
         blocks[:, :4] = scale[:, None].view(np.uint8)
         return RawTensor("t", (num_outputs, num_inputs), kind, blocks.reshape(-1))
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(104, 137, len(blocks))  # scales that f16 holds
+        return RawTensor("t", (num_outputs, num_inputs), kind, blocks.reshape(-1))
     for at in SCALES_AT.get(kind, (0,)):
         size = rng.choice([1e-2, 1e-3, 1e-7], (len(blocks), 1))
         blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * size).astype(np.float16).view(np.uint8)

@@ -1,6 +1,7 @@
 """What the bytes of a checkpoint's blocks mean: with ``tiling.py`` the numpy reference of csrc/kernels/pack.cpp.
 
-Source: GGUF's block layouts (ggml-quants.c, gguf.quants), and those of ``weights/quantized_matrix.py``.
+Source: GGUF's block layouts (ggml-quants.c, gguf.quants), and those of ``weights/quantized_matrix.py``; MXFP4 is from
+the OCP Microscaling Formats Specification 1.0 (2023).
 
 Notation: W [N, K] f32 weights, q integer codes, d and m a block's f16 scale and minimum, z its zero point, sc and mn a
 k-quant's 6-bit (Q6_K: 8-bit) ones.
@@ -16,6 +17,7 @@ Checked by: tests/unit/test_blocks.py against gguf.quants and ``QuantizedMatrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +29,9 @@ from paceline.weights.raw import BLOCK_KINDS, RawTensor
 
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+
+MXFP4_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice what each code of MXFP4 (e2m1) means; its scale 2^(e - 127) is halved in turn."""
 
 _BF16_QUIET = 0x0040
 _F16_NAN = 0x7E00
@@ -168,6 +173,11 @@ def _q6_k(blocks: Bytes) -> Decoded:
     return q, _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32), None
 
 
+def _mxfp4(blocks: Bytes) -> Decoded:
+    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    return MXFP4_DOUBLED[_nibbles(blocks[:, 1:17])], scale, None
+
+
 _DECODERS: dict[str, Callable[[Bytes], Decoded]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -177,6 +187,7 @@ _DECODERS: dict[str, Callable[[Bytes], Decoded]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 
 
@@ -230,7 +241,7 @@ def to_affine(raw: RawTensor) -> AffineGroups:
 
 
 def dequantize(raw: RawTensor) -> F32:
-    """W [N, K] f32 (or [length] for a vector), columns in the layer's order: bit for bit what
+    """W [N, K] f32 ([length] for a vector, [E, N, K] for experts), columns in the layer's order: bit for bit what
     ``gguf.quants.dequantize`` and ``QuantizedMatrix.values`` give.
     """
     values = stored_values(raw)
@@ -253,7 +264,7 @@ def stored_values(raw: RawTensor) -> F32:
         return f16_to_f32(data.view(np.uint16)).reshape(raw.shape)
     if raw.kind == "BF16":
         return bf16_to_f32(data.view(np.uint16)).reshape(raw.shape)
-    rows = RawTensor(raw.name, (1 if len(raw.shape) == 1 else raw.shape[0], raw.shape[-1]), raw.kind, data)
+    rows = RawTensor(raw.name, (math.prod(raw.shape[:-1]), raw.shape[-1]), raw.kind, data)
     return _decode(rows).values().reshape(raw.shape)
 
 

@@ -46,6 +46,7 @@ KINDS = {
     13: "Q5_K",
     14: "Q6_K",
     30: "BF16",
+    39: "MXFP4",
 }
 """Tensor type -> one of BLOCK_KINDS."""
 

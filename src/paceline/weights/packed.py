@@ -120,6 +120,7 @@ NATIVE_FORMATS: dict[str, PackedFormat] = {
     "Q5_K": PackedFormat("i8", 32, "min"),
     "Q8_0": PackedFormat("i8", 32),
     "Q6_K": PackedFormat("i8", 16),
+    "MXFP4": PackedFormat("i8", 32),
     "Q4G64": PackedFormat("u4", 64),
     "Q4G128": PackedFormat("u4", 128),
     "Q4G32Z": PackedFormat("u4", 32, "zero"),
@@ -132,8 +133,8 @@ NATIVE_FORMATS: dict[str, PackedFormat] = {
     "Q8G128Z": PackedFormat("i8", 128, "zero"),
     "Q8C": PackedFormat("i8c", RUN),
 }
-"""What ``--weights native`` turns each kind into. Exact but for one rounding: products of a k-quant's two scales are
-kept as f16.
+"""What ``--weights native`` turns each kind into. Exact but for one rounding: scales are kept as f16, which products
+of a k-quant's two scales may not be, nor MXFP4's powers of two below 2^-24 (weights below 4e-7).
 """
 
 CHOSEN_FORMATS: dict[str, PackedFormat] = {
