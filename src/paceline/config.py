@@ -81,7 +81,7 @@ class Experts:
     through the ``num_chosen`` that its router scores highest.
 
     Their weights are a softmax over the chosen scores with ``normalise``, over all scores without. ``biases``: router
-    and experts have biases.
+    and experts have biases. ``dense_layers`` have one network of ``ModelConfig.intermediate_size`` instead.
     """
 
     num_experts: int
@@ -89,6 +89,7 @@ class Experts:
     width: int
     normalise: bool = True
     biases: bool = False
+    dense_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,10 @@ class ModelConfig:
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer, None where it sees everything."""
         return None if self.windowed_layers and not self.windowed_layers[layer] else self.sliding_window
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer, None where it has one network for all tokens."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     def rope_of(self, layer: int) -> RopeConfig | None:
         """How a layer rotates queries and keys, None where it does not."""

@@ -28,6 +28,7 @@ from token_sequences import TokenSequence, engine_config, random_sequences, run_
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as attention_with_sinks
 
 from paceline.config import ModelConfig
 from paceline.executors.native import NativeExecutor
@@ -62,11 +63,15 @@ class Case:
     changes: dict[str, Any]
     dtype: torch.dtype = torch.float32
     shard: str = "1GB"
+    seed: int = 1
 
 
 def with_f16_pages(module: Any, query: Any, key: torch.Tensor, value: torch.Tensor, mask: Any, **rest: Any) -> Any:
-    """Eager attention over keys and values that were stored as f16. Gemma 2's, which caps scores where asked to."""
-    return eager_attention_forward(module, query, key.half().float(), value.half().float(), mask, **rest)
+    """Eager attention over keys and values that were stored as f16. Gemma 2's, which caps scores where asked to, or
+    that of gpt-oss.
+    """
+    attention = attention_with_sinks if hasattr(module, "sinks") else eager_attention_forward
+    return attention(module, query, key.half().float(), value.half().float(), mask, **rest)
 
 
 AttentionInterface.register("with_f16_pages", with_f16_pages)
@@ -108,11 +113,13 @@ def saved_cases(cases: Mapping[str, Case], factory: pytest.TempPathFactory) -> S
     @cache
     def make(name: str) -> tuple[Path, dict[str, NDArray[np.float32]]]:
         case, directory = cases[name], factory.mktemp(name)
-        torch.manual_seed(1)
-        model = case.model(case.config(**(SHAPE | case.changes), initializer_range=0.15)).to(case.dtype)
+        torch.manual_seed(case.seed)
+        model = case.model(case.config(**({"initializer_range": 0.15} | SHAPE | case.changes))).to(case.dtype)
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
-                if parameter.dim() == 1:  # norms are initialised to one and biases to zero, which would hide them
+                if (
+                    parameter.dim() == 1 or "bias" in parameter_name
+                ):  # norms are initialised to one and biases to zero, which would hide them
                     parameter.add_(torch.randn_like(parameter) * (0.5 if "bias" in parameter_name else 0.2))
         model.save_pretrained(directory, max_shard_size=case.shard)
         logits = {}

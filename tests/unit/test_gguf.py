@@ -306,8 +306,8 @@ def test_sliding_window(tmp_path: Path) -> None:
             "tensor 'blk.0.ffn_gate.weight': has shape (96, 64)",
         ),
         ({"tensors": {"rope_freqs.weight": np.zeros(8, np.float32)}}, CheckpointError, "'rope_freqs.weight'"),
-        ({"extra": {"rope.scaling.type": "yarn"}}, UnsupportedError, "RoPE scaling 'yarn'"),
-        ({"extra": {"expert_count": 8}}, UnsupportedError, "8 experts"),
+        ({"extra": {"rope.scaling.type": "ntk"}}, UnsupportedError, "RoPE scaling 'ntk'"),
+        ({"extra": {"expert_count": 8}}, CheckpointError, "expert_used_count"),
         ({"extra": {"feed_forward_length": [96, 64]}}, UnsupportedError, "differs from layer to layer"),
         (
             {"tensors": {"blk.0.attn_output.bias": np.zeros(64, np.float32)}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from paceline.config import ModelConfig
 from paceline.models.gguf_keys import GGUFKeys
@@ -36,6 +37,20 @@ def _same(name: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class ExpertSource:
+    """Where safetensors hold one matrix (or bias) of all experts of a layer.
+
+    ``name`` of the tensor in its layer: with "{}" there is one for each expert, else one for all. ``rows``: which of
+    its outputs are meant, where gate and up are one tensor. ``transposed``: inputs stand before outputs. Of the same
+    name with "_blocks" and "_scales" it is MXFP4, not transposed.
+    """
+
+    name: str
+    rows: Literal["all", "first half", "second half", "even", "odd"] = "all"
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
 class Family:
     """An architecture: its graph, and how files describe it.
 
@@ -44,6 +59,8 @@ class Family:
     Transformers -> in GGUF. ``interleaved_gguf``: GGUF files store the rows of q and k such that rotary pairs are
     neighbours. ``norm_offset`` is added to the weights of norms in safetensors; GGUF files hold the sum. ``text_name``:
     name of a tensor in safetensors -> in a model of text alone, None for a tensor that text does not need.
+    ``tensor_names``: tensor of a layer that is neither called weight nor bias -> in GGUF; ``expert_sources``: tensor of
+    a layer in GGUF -> where safetensors may hold it, of which the first that is there counts.
     """
 
     architecture: str
@@ -54,3 +71,5 @@ class Family:
     interleaved_gguf: bool = False
     norm_offset: float = 0.0
     text_name: Callable[[str], str | None] = _same
+    tensor_names: Mapping[str, str] = field(default_factory=dict)
+    expert_sources: Mapping[str, tuple[ExpertSource, ...]] = field(default_factory=dict)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.config import Experts, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
+
+SOFTMAX_GATING, SOFTMAX_WEIGHT_GATING = 1, 3
+"""Values of expert_gating_func: softmax over all experts, and over the chosen ones."""
+
+EXPERTS_REFUSED = ("expert_shared_count", "expert_shared_feed_forward_length", "expert_group_count")
 
 
 class GGUFKeys:
@@ -91,8 +97,26 @@ def dense_config(fields: GGUFKeys, **changes: Any) -> ModelConfig:
     return ModelConfig(**{**read, **changes})
 
 
-def rope_config(fields: GGUFKeys, head_dim: int) -> RopeConfig:
-    """The rotation of a head, as the keys ``rope.*`` and rope_freqs.weight say."""
+def experts(fields: GGUFKeys, *, biases: bool = False) -> Experts:
+    """The mixture of experts that the keys ``expert_*`` describe. Raises as ``dense_config`` does."""
+    for key in EXPERTS_REFUSED:
+        if fields.get(key):
+            raise UnsupportedError(f"{fields.path}: {key}: Paceline has experts that a softmax chooses, and no others")
+    if (gating := fields.get("expert_gating_func")) not in (None, SOFTMAX_GATING, SOFTMAX_WEIGHT_GATING):
+        raise UnsupportedError(f"{fields.path}: expert_gating_func {gating!r}; Paceline has softmax")
+    if (scale := fields.get("expert_weights_scale")) not in (None, 0.0, 1.0):
+        raise UnsupportedError(f"{fields.path}: expert_weights_scale {scale!r}; Paceline has 1")
+    num_experts, num_chosen = fields.integer("expert_count"), fields.integer("expert_used_count")
+    if num_chosen > num_experts:
+        raise CheckpointError(fields.path, f"expert_used_count is {num_chosen} of {num_experts} experts")
+    width = fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length"))
+    return Experts(num_experts, num_chosen, width, fields.get("expert_weights_norm") is not False, biases)
+
+
+def rope_config(fields: GGUFKeys, head_dim: int, *, truncate: bool = True) -> RopeConfig:
+    """The rotation of a head, as the keys ``rope.*`` and rope_freqs.weight say. No key says what YaRN's ``truncate``
+    is.
+    """
     factors = fields.rope_factors
     theta = fields.number("rope.freq_base", 10000.0)
     dim = fields.integer("rope.dimension_count", head_dim)
@@ -100,13 +124,32 @@ def rope_config(fields: GGUFKeys, head_dim: int) -> RopeConfig:
         raise CheckpointError(fields.path, f"rope.dimension_count {dim} is impossible for heads of {head_dim}")
     kind = fields.get("rope.scaling.type") or "linear"
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
-    if kind not in ("none", "linear"):
-        raise UnsupportedError(f"{fields.path}: RoPE scaling {kind!r}; Paceline has linear and rope_freqs.weight")
-    is_linear = kind == "linear" and factor != 1.0
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedError(f"{fields.path}: RoPE scaling {kind!r}; Paceline has linear, yarn and rope_freqs.weight")
+    scaling = None
+    if kind == "linear" and factor != 1.0:
+        scaling = RopeScaling("linear", factor=factor)
+    elif kind == "yarn":
+        scaling = _yarn(fields, factor, truncate)
     if factors is not None:
-        if is_linear:
-            raise UnsupportedError(f"{fields.path}: linear RoPE scaling together with rope_freqs.weight")
+        if scaling is not None:
+            raise UnsupportedError(f"{fields.path}: RoPE scaling {kind!r} together with rope_freqs.weight")
         if len(factors) != dim // 2 or not all(0 < value < float("inf") for value in factors):
             raise CheckpointError(fields.path, f"expected {dim // 2} positive numbers", tensor="rope_freqs.weight")
-        return RopeConfig(theta, dim, RopeScaling("factors", factors=factors))
-    return RopeConfig(theta, dim, RopeScaling("linear", factor=factor) if is_linear else None)
+        scaling = RopeScaling("factors", factors=factors)
+    return RopeConfig(theta, dim, scaling)
+
+
+def _yarn(fields: GGUFKeys, factor: float, truncate: bool) -> RopeScaling:
+    for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.attn_factor"):
+        if fields.get(key) not in (None, 0.0, 1.0):
+            raise UnsupportedError(f"{fields.path}: {key} is {fields.get(key)!r}; Paceline has YaRN without it")
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_context=fields.integer("rope.scaling.original_context_length", fields.integer("context_length")),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        truncate=truncate,
+        attention_factor=fields.number("rope.scaling.yarn_attn_factor", 1.0 + 0.1 * math.log(max(factor, 1.0))),
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config import ModelConfig, RopeConfig, RopeScaling
+from paceline.config import Experts, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu"}
@@ -66,7 +67,7 @@ def dense_config(keys: HuggingFaceKeys, architecture: str, **changes: Any) -> Mo
     """
     path = keys.path
     for key, feature in REFUSED_WHEN_SET.items():
-        if value := keys.get(key):
+        if (value := keys.get(key)) and not (key == "num_local_experts" and changes.get("experts")):
             raise UnsupportedError(f"{path}: {key}: {feature.format(value)}")
     num_heads, hidden_size = keys.integer("num_attention_heads"), keys.integer("hidden_size")
     num_kv_heads = keys.integer("num_key_value_heads", num_heads)
@@ -122,16 +123,59 @@ def rope_config(keys: HuggingFaceKeys, head_dim: int) -> RopeConfig:
         return RopeConfig(theta, head_dim)
     if kind == "linear":
         return RopeConfig(theta, head_dim, RopeScaling("linear", factor=rope.number("factor")))
-    if kind != "llama3":
-        raise UnsupportedError(f"{keys.path}: RoPE scaling {kind!r}; Paceline has default, linear and llama3")
+    if kind == "llama3":
+        return RopeConfig(theta, head_dim, _llama3(keys, rope))
+    if kind == "yarn":
+        return RopeConfig(theta, head_dim, _yarn(keys, rope))
+    raise UnsupportedError(f"{keys.path}: RoPE scaling {kind!r}; Paceline has default, linear, llama3 and yarn")
+
+
+def _trained_context(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> int:
+    return rope.integer("original_max_position_embeddings", keys.integer("max_position_embeddings"))
+
+
+def _llama3(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> RopeScaling:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
         raise CheckpointError(keys.path, f"low_freq_factor {low} must be below high_freq_factor {high}")
-    scaling = RopeScaling(
+    return RopeScaling(
         "llama3",
         factor=rope.number("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_context=rope.integer("original_max_position_embeddings", keys.integer("max_position_embeddings")),
+        original_context=_trained_context(keys, rope),
     )
-    return RopeConfig(theta, head_dim, scaling)
+
+
+def _yarn(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> RopeScaling:
+    """Attention is scaled by 1 + 0.1 ln(factor) where the file gives no number of its own (2309.00071, 3.4)."""
+    trained = _trained_context(keys, rope)
+    factor = rope.number("factor", keys.integer("max_position_embeddings") / trained)
+
+    def attention(multiplier: float) -> float:
+        return 1.0 + 0.1 * multiplier * math.log(max(factor, 1.0))
+
+    implied = attention(1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        implied = attention(rope.number("mscale")) / attention(rope.number("mscale_all_dim"))
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    if fast <= slow:
+        raise CheckpointError(keys.path, f"beta_slow {slow} must be below beta_fast {fast}")
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_context=trained,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.get("truncate") is None or rope.flag("truncate"),
+        attention_factor=rope.number("attention_factor", implied),
+    )
+
+
+def experts(keys: HuggingFaceKeys, *, width: str, **changes: Any) -> Experts:
+    """The mixture of experts whose networks are as wide as the key ``width`` says, with a family's ``changes``."""
+    names = [name for name in ("num_local_experts", "num_experts") if keys.values.get(name) is not None]
+    num_experts, num_chosen = keys.integer(names[0] if names else "num_experts"), keys.integer("num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise CheckpointError(keys.path, f"num_experts_per_tok is {num_chosen} of {num_experts} experts")
+    return Experts(num_experts, num_chosen, keys.integer(width), **changes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from paceline.config import ModelConfig
 from paceline.errors import UnsupportedError
-from paceline.models import gguf_keys, huggingface_keys
+from paceline.models import experts, gguf_keys, huggingface_keys
 from paceline.models.family import Family
 from paceline.models.gguf_keys import GGUFKeys
 from paceline.models.huggingface_keys import HuggingFaceKeys
@@ -16,13 +16,16 @@ from paceline.ops.builder import GraphBuilder
 from paceline.ops.graph import Graph, Value
 
 
-def build(config: ModelConfig) -> Graph:
-    """The graph of a step, from tokens to logits."""
+def build(config: ModelConfig, *, ffn_norm: str = "ffn_norm") -> Graph:
+    """The graph of a step, from tokens to logits; ``ffn_norm`` is the name of the norm before the network."""
     g = GraphBuilder()
     x = g.embed("token_embd.weight", vocab_size=config.vocab_size, width=config.hidden_size)
     for layer in range(config.num_layers):
         x = g.add(x, attention_block(g, x, config, layer))
-        x = g.add(x, feed_forward_block(g, x, config, layer))
+        if config.experts_of(layer) is None:
+            x = g.add(x, feed_forward_block(g, x, config, layer))
+        else:
+            x = g.add(x, experts.block(g, x, config, layer, norm=ffn_norm))
     x = g.select_outputs(x)
     x = g.rms_norm(x, "output_norm.weight", eps=config.rms_norm_eps)
     head = "token_embd.weight" if config.tie_embeddings else "output.weight"
@@ -53,8 +56,13 @@ def attention_block(g: GraphBuilder, x: Value, config: ModelConfig, layer: int) 
         )
     else:
         q = g.rope_write(q, k, v, layer=layer, rope=rope, scale=scale)
-    y = g.attention(q, layer=layer, window=config.window_of(layer), softcap=config.attention_softcap)
-    (out,) = g.linear(y, [(f"{p}.attn_output.weight", config.hidden_size)])
+    sinks = g.vector(f"{p}.attn_sinks.weight", config.num_heads) if config.attention_sinks else None
+    y = g.attention(q, layer=layer, window=config.window_of(layer), softcap=config.attention_softcap, sinks=sinks)
+    (out,) = g.linear(
+        y,
+        [(f"{p}.attn_output.weight", config.hidden_size)],
+        biases=[f"{p}.attn_output.bias"] if config.output_bias else [],
+    )
     return out
 
 
@@ -91,7 +99,15 @@ def _mistral_config(keys: HuggingFaceKeys) -> ModelConfig:
 
 
 def _gguf_config(fields: GGUFKeys) -> ModelConfig:
-    return gguf_keys.dense_config(fields)
+    """Llama's, and Mixtral's, which GGUF calls the same."""
+    if not fields.get("expert_count"):
+        return gguf_keys.dense_config(fields)
+    if "blk.0.ffn_gate.0.weight" in fields.shapes:
+        raise UnsupportedError(
+            f"{fields.path}: blk.0.ffn_gate.0.weight: a tensor for each expert, as llama.cpp wrote them before April "
+            "2024; Paceline reads blk.0.ffn_gate_exps.weight: convert the model again"
+        )
+    return gguf_keys.dense_config(fields, architecture="mixtral", experts=gguf_keys.experts(fields))
 
 
 FAMILY = Family(

@@ -8,13 +8,23 @@ from typing import Any
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models import eagle, gemma, llama, qwen
+from paceline.models import eagle, gemma, gpt_oss, llama, mixtral, qwen, qwen3_moe
 from paceline.models.family import Family
 from paceline.models.gguf_keys import GGUFKeys
 from paceline.models.huggingface_keys import HuggingFaceKeys
 from paceline.ops.graph import Graph
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA2, gemma.GEMMA3, eagle.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    mixtral.FAMILY,
+    qwen3_moe.FAMILY,
+    gpt_oss.FAMILY,
+    eagle.FAMILY,
+)
 
 
 def family_of(architecture: str) -> Family:

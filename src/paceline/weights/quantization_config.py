@@ -26,7 +26,7 @@ from paceline.weights.gptq import GPTQLayout
 from paceline.weights.planes import Layout
 from paceline.weights.quantized_matrix import BLOCK_GROUPS
 
-METHODS = ("gptq", "awq", "compressed-tensors")
+METHODS = ("gptq", "awq", "compressed-tensors", "mxfp4")
 GROUP_STEP = BLOCK_GROUPS[-1]
 MODULE_CLASSES = {"model.embed_tokens": "Embedding"}
 """Class of a module in Transformers; all others with a matrix are "Linear"."""
@@ -55,6 +55,8 @@ def read_quantization(path: Path, config: Mapping[str, Any]) -> Quantization | N
     method = values.one_of("quant_method", METHODS, "compressed-tensors" if key == "compression_config" else None)
     if method == "gptq":
         return GPTQRules.read(values)
+    if method == "mxfp4":  # experts of gpt-oss, which are found by the names of their planes
+        return None
     if method == "awq":
         return AWQRules.read(values)
     return CompressedRules.read(values)

@@ -20,6 +20,7 @@ from paceline.errors import CheckpointError, UnsupportedError
 from paceline.models.family import BLOCK_NAMES, TOP_NAMES
 from paceline.models.registry import config_from_json, family_of
 from paceline.weights.blocks import dequantize
+from paceline.weights.expert_tensors import ExpertReader, MadeTensor
 from paceline.weights.inventory import check_inventory, check_layers, expected_shapes
 from paceline.weights.mapped_file import map_file
 from paceline.weights.quantization_config import Quantization, read_quantization
@@ -29,7 +30,7 @@ from paceline.weights.safetensors_header import Entry, read_entries
 
 DTYPES = ("F32", "F16", "BF16")
 
-BLOCK_PATTERN = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+BLOCK_PATTERN = re.compile(r"model\.layers\.(\d+)\.(.+)")
 COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")
 """Buffers that old versions of Transformers saved; they follow from the configuration."""
 
@@ -53,20 +54,21 @@ class HuggingFaceCheckpoint:
         entries = self._read_entries()
         self._config_files, quantization = _read_quantization(path, values, entries)
         check_layers(path, self.config, len(entries))
-        needed = expected_shapes(self.config)
-        self._modules: dict[str, QuantizedModule] = {}
+        self._needed = expected_shapes(self.config)
+        self._made: dict[str, MadeTensor] = {}
         self._tensors: dict[str, Entry] = {}
-        modules: dict[str, dict[str, Entry]] = {}
+        modules: dict[str, QuantizedModule] = {}
         if quantization is not None:
-            modules, entries = split_modules(entries)
-            for module, planes in modules.items():
-                self._add_module(module, QuantizedModule(module, quantization, planes, self._buffers))
+            planes, entries = split_modules(entries)
+            modules = {name: QuantizedModule(name, quantization, planes[name], self._buffers) for name in planes}
+        used = self._add_experts(entries, modules)
+        for name, module in modules.items():
+            if name not in used:
+                self._add_module(name, module)
         for name, entry in entries.items():
-            # Writers of GPTQ files give every layer a bias, of zeros where the model has none.
-            is_needless = name.removesuffix(".bias") in modules and self._canonical(name) not in needed
-            if not (is_needless and entry.dtype in DTYPES and is_zero(entry, self._buffers[entry.file])):
+            if name not in used and not self._is_needless(name, entry, modules):
                 self._add(self._canonical(name), entry)
-        shapes = {name: module.shape for name, module in self._modules.items()}
+        shapes = {name: made.shape for name, made in self._made.items()}
         check_inventory(path, self.config, shapes | {name: entry.shape for name, entry in self._tensors.items()})
 
     @property
@@ -79,17 +81,17 @@ class HuggingFaceCheckpoint:
         return (*self._config_files, *self._buffers)
 
     def names(self) -> tuple[str, ...]:
-        return (*self._tensors, *self._modules)
+        return (*self._tensors, *self._made)
 
     def header(self, name: str) -> TensorHeader:
-        if name in self._modules:
-            return self._modules[name].header
+        if name in self._made:
+            return self._made[name].header
         entry = self._entry(name)
         return TensorHeader(entry.shape, "F32" if self._has_offset(name) else entry.dtype)
 
     def tensor(self, name: str) -> RawTensor:
-        if name in self._modules:
-            return self._modules[name].tensor(name)
+        if name in self._made:
+            return self._made[name].tensor(name)
         entry = self._entry(name)
         data = np.frombuffer(self._buffers[entry.file], np.uint8, entry.num_bytes, entry.start)
         raw = RawTensor(name, entry.shape, entry.dtype, data)
@@ -103,7 +105,22 @@ class HuggingFaceCheckpoint:
         return self._family.norm_offset != 0 and name.endswith("norm.weight")
 
     def _canonical(self, name: str) -> str:
-        return canonical_name(name, self._family.block_names)
+        return canonical_name(name, self._family.block_names, self._family.tensor_names)
+
+    def _add_experts(self, entries: Mapping[str, Entry], modules: Mapping[str, QuantizedModule]) -> set[str]:
+        """Keep the tensors of experts; returns what they are made of."""
+        reader = ExpertReader(self._path, entries, modules, self._buffers)
+        for name, shape in self._needed.items():
+            _, layer, suffix = name.split(".", 2) if name.startswith("blk.") else ("", "", "")
+            sources = self._family.expert_sources.get(suffix, ())
+            if made := reader.find(f"model.layers.{layer}.", sources, num_experts=shape[0]):
+                self._made[name] = made
+        return reader.used
+
+    def _is_needless(self, name: str, entry: Entry, modules: Mapping[str, QuantizedModule]) -> bool:
+        """Writers of GPTQ files give every layer a bias, of zeros where the model has none."""
+        is_extra = name.removesuffix(".bias") in modules and self._canonical(name) not in self._needed
+        return is_extra and entry.dtype in DTYPES and is_zero(entry, self._buffers[entry.file])
 
     def _entry(self, name: str) -> Entry:
         if name not in self._tensors:
@@ -131,7 +148,7 @@ class HuggingFaceCheckpoint:
         if entry.dtype not in DTYPES:
             supported = ", ".join(DTYPES)
             raise UnsupportedError(f"{entry.file}: tensor {name!r} is {entry.dtype}; Paceline reads {supported}")
-        if name in self._tensors or name in self._modules:
+        if name in self._tensors or name in self._made:
             raise CheckpointError(entry.file, "occurs twice, under two names", tensor=name)
         self._tensors[name] = entry
 
@@ -143,14 +160,20 @@ class HuggingFaceCheckpoint:
                 f"{self._path / 'config.json'}: tie_word_embeddings is true, but {module} has codes of its own: "
                 "set it to false to use these"
             )
-        self._modules[canonical] = quantized
+        self._made[canonical] = quantized
 
 
-def canonical_name(name: str, block_names: Mapping[str, str] = BLOCK_NAMES) -> str:
+def canonical_name(
+    name: str, block_names: Mapping[str, str] = BLOCK_NAMES, tensor_names: Mapping[str, str] | None = None
+) -> str:
     """The GGUF name of a Hugging Face tensor; the name itself when there is none."""
     if match := BLOCK_PATTERN.fullmatch(name):
-        layer, module, parameter = match.groups()
-        return f"blk.{layer}.{block_names[module]}.{parameter}" if module in block_names else name
+        layer, tensor = match.groups()
+        module, _, parameter = tensor.rpartition(".")
+        if tensor_names and tensor in tensor_names:
+            return f"blk.{layer}.{tensor_names[tensor]}"
+        is_known = module in block_names and parameter in ("weight", "bias")
+        return f"blk.{layer}.{block_names[module]}.{parameter}" if is_known else name
     return TOP_NAMES.get(name, name)
 
 
