@@ -339,12 +339,22 @@ NB_MODULE(_native, m) {
            })
       .def(
           "add_buffer",
-          [](BoundProgram& self, int width, bool outputs) { return self.program.add_buffer(width, outputs); },
-          "width"_a, "outputs"_a = false)
+          [](BoundProgram& self, int width, bool outputs, int per_row) {
+            return self.program.add_buffer(width, outputs, per_row);
+          },
+          "width"_a, "outputs"_a = false, "per_row"_a = 1)
       .def(
           "add_activations",
-          [](BoundProgram& self, int width, bool outputs) { return self.program.add_activations(width, outputs); },
-          "width"_a, "outputs"_a = false)
+          [](BoundProgram& self, int width, bool outputs, int per_row) {
+            return self.program.add_activations(width, outputs, per_row);
+          },
+          "width"_a, "outputs"_a = false, "per_row"_a = 1)
+      .def(
+          "add_slots",
+          [](BoundProgram& self, int num_experts, int num_chosen) {
+            return self.program.add_slots(num_experts, num_chosen);
+          },
+          "num_experts"_a, "num_chosen"_a)
       .def(
           "add_rope",
           [](BoundProgram& self, std::vector<double> inverse_frequencies, double factor) {
@@ -405,6 +415,28 @@ NB_MODULE(_native, m) {
             self.program.attention(layer, buffer, out, plan, softcap, sinks);
           },
           "layer"_a, "buffer"_a, "out"_a, "plan"_a, "softcap"_a = 0.0f, "sinks"_a = -1)
+      .def(
+          "route",
+          [](BoundProgram& self, int logits, int slots, bool normalise, int to) {
+            self.program.route(logits, slots, normalise, to);
+          },
+          "logits"_a, "slots"_a, "normalise"_a, "to"_a)
+      .def(
+          "experts_glu",
+          [](BoundProgram& self, int gate, int up, int gate_bias, int up_bias, int slots, const std::string& activation,
+             int from_buffer, int from_activations, int to_buffer, int to_activations) {
+            self.program.experts_glu(gate, up, gate_bias, up_bias, slots, activation_of(activation), from_buffer,
+                                     from_activations, to_buffer, to_activations);
+          },
+          "gate"_a, "up"_a, "gate_bias"_a, "up_bias"_a, "slots"_a, "activation"_a, "from_buffer"_a,
+          "from_activations"_a, "to_buffer"_a, "to_activations"_a)
+      .def(
+          "experts_down",
+          [](BoundProgram& self, int down, int bias, int slots, int routing, int from_buffer, int from_activations,
+             int to, bool accumulate) {
+            self.program.experts_down(down, bias, slots, routing, from_buffer, from_activations, to, accumulate);
+          },
+          "down"_a, "bias"_a, "slots"_a, "routing"_a, "from_buffer"_a, "from_activations"_a, "to"_a, "accumulate"_a)
       .def("select", [](BoundProgram& self, int from, int to) { self.program.select(from, to); })
       .def("sample", [](BoundProgram& self, int logits) { self.program.sample(logits); })
       .def("set_step", &BoundProgram::set_step)

@@ -19,6 +19,8 @@
 
 #include "kernels/linear-inl.h"
 
+#include "kernels/experts-inl.h"
+
 #include "kernels/embed-inl.h"
 
 #include "kernels/kv_page-inl.h"
@@ -39,9 +41,12 @@
 namespace paceline::PL_ISA {
 namespace {
 
-constexpr Kernels table = {
-    PL_NAME(PL_ISA), embed,           norm,      quantise,        linear,     gate_up,          gated,
-    rope_write,      key_value_write, attention, attention_merge, sample_row, distribution_row, int8_peak};
+constexpr Kernels table = {PL_NAME(PL_ISA), embed,           norm,
+                           quantise,        linear,          gate_up,
+                           gated,           route,           combine,
+                           rope_write,      key_value_write, attention,
+                           attention_merge, sample_row,      distribution_row,
+                           int8_peak};
 
 }  // namespace
 }  // namespace paceline::PL_ISA

@@ -15,6 +15,7 @@ constexpr int kPageTokens = 32;  // tokens in a KV page
 constexpr int kSplitTokens =
     128;  // keys that one partial softmax covers; a fixed size, so results never depend on how work is split
 constexpr int kMaxHeadDim = 256;
+constexpr int kMaxChosen = 32;  // experts that a row chooses at most; a multiple of 16
 constexpr int kQueryRows = 32;  // (token, head) pairs of one KV head that share the keys they read
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -153,6 +154,12 @@ struct Kernels {
   // The same product when gate and up lie side by side as floats: `gate` and `up` share a stride.
   void (*glu)(Activation, const float* gate, const float* up, int stride, int size, int row_begin, int row_end,
               float* y, int y_stride, const Activations& out);
+  // Per row the num_chosen largest logits as ids, then their softmax weights, over those chosen with `normalise`.
+  void (*route)(const float* logits, int stride, int num_experts, int num_chosen, bool normalise, int row_begin,
+                int row_end, float* routing, int routing_stride);
+  // out (+)= sum over j of weights[row][j] * y[slots[row][j]], in that order; `columns` a multiple of 16.
+  void (*combine)(const float* y, int y_stride, const int32_t* slots, const float* weights, int weights_stride,
+                  int num_chosen, int columns, int rows, float* out, int out_stride, bool accumulate);
   void (*rope_write)(const AttentionArgs&, int sequence, int row, int kv_head);
   // The half of it that leaves the queries alone: for further sequences that the row's key and value are written to.
   void (*key_value_write)(const AttentionArgs&, int sequence, int row, int kv_head);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "program/activations.h"
 #include "program/program.h"
 
 namespace paceline {
@@ -64,23 +65,18 @@ int Program::add_vector(const float* data, int size) {
   return static_cast<int>(vectors_.size()) - 1;
 }
 
-int Program::add_buffer(int width, bool outputs) {
+int Program::add_buffer(int width, bool outputs, int per_row) {
   const int stride = round_up(width, 32);
-  const int rows = outputs ? shape_.max_outputs : shape_.max_rows;
-  buffers_.push_back({Region(as_size(rows) * as_size(stride) * sizeof(float)), stride, outputs});
+  const int rows = (outputs ? shape_.max_outputs : shape_.max_rows) * per_row;
+  buffers_.push_back({Region(as_size(rows) * as_size(stride) * sizeof(float)), stride, outputs, per_row});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Program::add_activations(int width, bool outputs) {
+int Program::add_activations(int width, bool outputs, int per_row) {
   const int stride = round_up(width, 32);
-  const int rows = outputs ? shape_.max_outputs : shape_.max_rows;
-  const size_t groups = as_size(stride / kActGroup);
-  // q, scale, sum, total, half sums
-  const size_t row_bytes = as_size(stride) + groups * (4 + 4 + 4 + 8);
-  const size_t copies = as_size(pool_.size()) * kPrivateRows + as_size(rows);
-  // The five arrays of each copy start on cache lines: 64 spare bytes for each.
-  activations_.push_back(
-      {Region(copies * row_bytes + (as_size(pool_.size()) + 1) * 6 * 64), stride, rows, row_bytes, false, false, {}});
+  const int rows = (outputs ? shape_.max_outputs : shape_.max_rows) * per_row;
+  const size_t bytes = as_size(pool_.size()) * activation_bytes(kPrivateRows, stride) + activation_bytes(rows, stride);
+  activations_.push_back({Region(bytes), stride, rows, false, false, {}});
   return static_cast<int>(activations_.size()) - 1;
 }
 
@@ -180,6 +176,7 @@ void Program::quantise(int from, int size, int to_activations, bool per_token, s
   r.per_token = per_token;
   r.order = std::move(order);
   r.outputs = buffers_[as_size(from)].outputs;
+  r.per_row = buffers_[as_size(from)].per_row;
   records_.push_back(std::move(r));
 }
 
@@ -294,13 +291,14 @@ void Program::sample(int logits) {
 }
 
 const char* Program::record_name(int record) const {
-  static constexpr const char* kNames[] = {"begin",   "embed", "norm",       "norm_add",  "quantise", "linear",
-                                           "gate_up", "glu",   "rope_write", "attention", "select",   "sample"};
+  static constexpr const char* kNames[] = {"begin",  "embed",       "norm",         "norm_add",   "quantise",
+                                           "linear", "gate_up",     "glu",          "rope_write", "attention",
+                                           "route",  "experts_glu", "experts_down", "select",     "sample"};
   return kNames[static_cast<size_t>(records_[as_size(record)].kind)];
 }
 
 size_t Program::workspace_bytes() const {
-  size_t total = partials_.bytes() + scratch_.bytes();
+  size_t total = partials_.bytes() + scratch_.bytes() + expert_scratch_.bytes();
   for (const Rope& r : ropes_) total += r.cos.bytes() + r.sin.bytes();
   for (const Buffer& b : buffers_) total += b.data.bytes();
   for (const Quantised& q : activations_) total += q.data.bytes();

@@ -6,19 +6,12 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "program/activations.h"
 
 namespace paceline {
 namespace {
 
 size_t as_size(int n) { return static_cast<size_t>(n); }
-
-template <class T>
-T* take_aligned(uint8_t*& at, size_t bytes) {
-  at += (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
-  T* p = reinterpret_cast<T*>(at);
-  at += bytes;
-  return p;
-}
 
 }  // namespace
 
@@ -61,27 +54,16 @@ bool Program::private_rows(const Record& record, int rows) const {
 
 Activations Program::view(int activations, int buffer, int rows, int thread) const {
   Activations v{};
+  if (activations >= 0) {
+    const Quantised& q = activations_[as_size(activations)];
+    const bool shared = q.shared || rows > kPrivateRows;
+    const size_t copy = activation_bytes(kPrivateRows, q.q_stride);
+    uint8_t* at = q.data.as<uint8_t>() + as_size(shared ? pool_.size() : thread) * copy;
+    v = activations_at(at, shared ? q.rows : kPrivateRows, q.q_stride);
+  }
   if (buffer >= 0) {
     v.x = buffers_[as_size(buffer)].data.as<float>();
     v.x_stride = buffers_[as_size(buffer)].stride;
-  }
-  if (activations >= 0) {
-    const Quantised& q = activations_[as_size(activations)];
-    uint8_t* at = q.data.as<uint8_t>();
-    int copy_rows = kPrivateRows;
-    if (q.shared || rows > kPrivateRows) {
-      at += as_size(pool_.size()) * (as_size(kPrivateRows) * q.row_bytes + 6 * 64);
-      copy_rows = q.rows;
-    } else {
-      at += as_size(thread) * (as_size(kPrivateRows) * q.row_bytes + 6 * 64);
-    }
-    const size_t groups = as_size(copy_rows) * as_size(q.q_stride / kActGroup);
-    v.q_stride = q.q_stride;
-    v.q = take_aligned<int8_t>(at, as_size(copy_rows) * as_size(q.q_stride));
-    v.scale = take_aligned<float>(at, groups * 4);
-    v.sum = take_aligned<float>(at, groups * 4);
-    v.total = take_aligned<float>(at, groups * 4);
-    v.half_sum = take_aligned<int32_t>(at, groups * 8);
   }
   return v;
 }
@@ -256,6 +238,15 @@ void Program::run_record(const Record& record, int thread) {
     case Kind::attention:
       run_attention(record, thread);
       return;
+    case Kind::route:
+      run_route(record, thread);
+      return;
+    case Kind::experts_glu:
+      run_experts_glu(record, thread);
+      break;
+    case Kind::experts_down:
+      run_experts_down(record, thread);
+      break;
     case Kind::select:
       for (int i = mine.begin; i < mine.end; ++i)
         std::memcpy(buffer(record.to) + as_size(i) * as_size(stride(record.to)),

@@ -11,6 +11,7 @@
 #include "base/thread_pool.h"
 #include "kernels/table.h"
 #include "program/attention_plan.h"
+#include "program/expert_slots.h"
 #include "program/step.h"
 
 namespace paceline {
@@ -49,9 +50,11 @@ class Program {
 
   // ---- building; ids are handed out in order ----
   int add_matrix(const Matrix& matrix);
-  int add_vector(const float* data, int size);   // copied, padded with zeros to a multiple of 32
-  int add_buffer(int width, bool outputs);       // f32 [max_rows or max_outputs][width rounded up to 32]
-  int add_activations(int width, bool outputs);  // the quantised form of such a buffer
+  int add_vector(const float* data, int size);  // copied, padded with zeros to a multiple of 32
+  // f32 [max_rows or max_outputs][width rounded up to 32]; with `per_row` so many slots for each row of a step.
+  int add_buffer(int width, bool outputs, int per_row = 1);
+  int add_activations(int width, bool outputs, int per_row = 1);  // the quantised form of such a buffer
+  int add_slots(int num_experts, int num_chosen);                 // of a mixture of experts; its layers may share them
   // Radians a position for each pair of a head [head_dim / 2], 0 for pairs that stay as they are; cosines and sines of the others are
   // multiplied with `factor`.
   int add_rope(std::vector<double> inverse_frequencies, double factor);
@@ -81,6 +84,14 @@ class Program {
                   int rope, float query_scale);
   // `softcap` 0 and `sinks` -1 where there are none.
   void attention(int layer, int buffer, int out, int plan, float softcap, int sinks);
+  // Which experts each row chooses and with what weights, to `to` [rows][2 * num_chosen] and into the slots.
+  void route(int logits, int slots, bool normalise, int to);
+  // Weights of all experts are one matrix, of which each has the same number of whole tiles; biases (or -1) lie likewise. The targets of
+  // experts_glu and the sources of experts_down have num_chosen slots for each row.
+  void experts_glu(int gate, int up, int gate_bias, int up_bias, int slots, Activation activation, int from_buffer,
+                   int from_activations, int to_buffer, int to_activations);
+  void experts_down(int down, int bias, int slots, int routing, int from_buffer, int from_activations, int to,
+                    bool accumulate);
   void select(int from, int to);
   void sample(int logits);
 
@@ -121,6 +132,9 @@ class Program {
     glu,
     rope_write,
     attention,
+    route,
+    experts_glu,
+    experts_down,
     select,
     sample
   };
@@ -132,9 +146,11 @@ class Program {
     Kind kind;
     int layer = 0;
     int from = -1, from_activations = -1, to = -1, to_activations = -1;
-    int weight = -1, weight2 = -1;  // a vector or a matrix
-    int column = 0;                 // of `from` where it begins
-    int residual = -1, sum = -1;    // buffers of norm_add
+    int weight = -1, weight2 = -1;                        // a vector or a matrix
+    int column = 0;                                       // of `from` where it begins
+    int residual = -1, sum = -1;                          // buffers of norm_add
+    int bias = -1, bias2 = -1, slots = -1, routing = -1;  // of experts
+    bool normalise = false;
     int size = 0;
     float eps = 0.0f, eps2 = 0.0f;
     float scale = 1.0f, softcap = 0.0f;
@@ -145,6 +161,7 @@ class Program {
     bool per_token = false;
     std::vector<int32_t> order{};  // of a quantise record
     bool outputs = false;          // works on the rows of outputs instead of those of the step
+    int per_row = 1;               // or on so many slots for each row
     int q_column = 0, k_column = 0, v_column = 0;
     std::vector<Part> parts{};
     int tiles = 0;
@@ -158,12 +175,12 @@ class Program {
     Region data;
     int stride;
     bool outputs;
+    int per_row;
   };
   struct Quantised {
     Region data;  // for each thread a private copy of kPrivateRows rows, then the shared rows
     int q_stride;
     int rows;
-    size_t row_bytes;
     bool shared;     // some producer divides its work over the threads, so private copies are never used
     bool per_token;  // while building: how the latest record makes it
     std::vector<int32_t> order;
@@ -184,7 +201,20 @@ class Program {
   void need_scratch(size_t floats);
   void run_attention(const Record& record, int thread);
   AttentionArgs attention_args(const Record& record) const;
-  int rows_of(const Record& record) const { return record.outputs ? step_.num_outputs : step_.num_rows; }
+  int rows_of(const Record& record) const {
+    return record.outputs ? step_.num_outputs : step_.num_rows * record.per_row;
+  }
+  int tiles_per_expert(const Matrix& matrix, int slots) const;
+  void need_expert_scratch(size_t gathered_bytes, size_t product_floats);
+  float* products(int thread) const;
+  uint8_t* gathered(int thread) const;
+  const float* expert_bias(int bias, int column) const;
+  Activations inputs_of(const Activations& in, Range slots, const int32_t* rows, int thread) const;
+  void run_route(const Record& record, int thread);
+  void run_experts_glu(const Record& record, int thread);
+  void glu_units(const Record& record, int expert, Range units, const Activations& in, Range slots,
+                 const Activations& out, float* products);
+  void run_experts_down(const Record& record, int thread);
 
   const Kernels& kernels_;
   const ProgramShape shape_;
@@ -199,6 +229,9 @@ class Program {
   Region own_pages_, partials_, scratch_;
   uint8_t* const kv_;          // own_pages_, or the pool of another program
   size_t scratch_floats_ = 0;  // per thread
+  std::vector<ExpertSlots> slots_;
+  Region expert_scratch_;  // products of every thread, then gathered inputs of every thread
+  size_t product_floats_ = 0, gathered_bytes_ = 0;
   StepInputs step_{};
   std::vector<int32_t> sequence_of_row_;  // [rows]
   alignas(64) std::atomic<int> next_unit_{0};
