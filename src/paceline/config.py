@@ -270,9 +270,10 @@ class EngineConfig:
         """The format of a matrix by its canonical name.
 
         The LM head takes ``head_bits`` when given; int4 weights keep an int8 head, which costs quality less. Tied
-        embeddings are the head; others stay as the file holds them, since a step reads only a few of their rows.
+        embeddings are the head; others stay as the file holds them, since a step reads only a few of their rows. So do
+        routers: they are small, and what they choose must not hang on a rounding.
         """
-        if tensor == "token_embd.weight" and not tied_embeddings:
+        if (tensor == "token_embd.weight" and not tied_embeddings) or tensor.endswith(".ffn_gate_inp.weight"):
             return "native"
         if tensor in ("token_embd.weight", "output.weight"):
             return self.head_bits or ("int8" if self.weights == "int4" else self.weights)

@@ -14,6 +14,7 @@ from paceline.config import ModelConfig, RopeConfig
 from paceline.errors import CheckpointError
 from paceline.weights.blocks import dequantize, f32_to_bf16
 from paceline.weights.inventory import expected_shapes
+from paceline.weights.packing import is_matrix
 from paceline.weights.quantized_matrix import QuantizedMatrix
 from paceline.weights.raw import BLOCK_KINDS, Checkpoint, RawTensor, TensorHeader
 
@@ -75,12 +76,12 @@ def tiny_checkpoint(
     for name, shape in expected_shapes(config).items():
         chosen = next((other for end, other in (kinds or {}).items() if name.endswith(end)), kind)
         values = rng.standard_normal(shape).astype(np.float32)
-        if len(shape) == 1:
+        if not is_matrix(name, shape):
             values = values * np.float32(0.2) + np.float32(1.0 if "norm" in name else 0.0)
             chosen = "F32"
         elif name != "token_embd.weight":
-            values /= np.float32(np.sqrt(shape[1]))
-        tensors[name] = RawTensor(name, shape, chosen, encode(values, chosen, rng))
+            values /= np.float32(np.sqrt(shape[-1]))
+        tensors[name] = RawTensor(name, shape, chosen, encode(values.reshape(-1, shape[-1]), chosen, rng))
     return MemoryCheckpoint(config, tensors)
 
 

@@ -32,7 +32,7 @@ class EagleHead:
     def num_bytes(self) -> int:
         """What it takes of the memory: weights, keys and values."""
         weights = self.config.weights_of(EMBEDDING, tied_embeddings=False)
-        embedding = tensor_bytes(self.checkpoint.header(EMBEDDING), weights)
+        embedding = tensor_bytes(EMBEDDING, self.checkpoint.header(EMBEDDING), weights)
         shared = 0 if self.checkpoint.has_embeddings else embedding
         return weight_bytes(self.checkpoint, self.config) - shared + (self.config.kv_memory_bytes or 0)
 

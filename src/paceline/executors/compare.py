@@ -14,12 +14,19 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS, SPLIT_TOKENS
 from paceline.executors.base import StepPlan
+from paceline.executors.expert_bounds import (
+    EPSILON,
+    experts_down_bound,
+    experts_glu_bound,
+    gated_bound,
+    route_bound,
+    slots_as_rows,
+)
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
 from paceline.ops.graph import Node, Value
 from paceline.ops.reference import Step, Table, quantise_activations, rounded_activations
 
-EPSILON = float(np.finfo(np.float32).eps)
 ROUNDING = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": EPSILON}
 """Step of a floating-point KV format, relative to a value."""
 
@@ -76,18 +83,26 @@ def compare_step(native: NativeExecutor, reference: ReferenceExecutor, plan: Ste
     return differences
 
 
-def _native_value(native: NativeExecutor, value: Value, expected: Table) -> tuple[Table, Table | float]:
+def _native_value(native: NativeExecutor, value: Value, expected: Table) -> tuple[Table, Table]:
     """The value as the native program holds it, and the error that its int8 form may add: half a step, and a step where
     scales differ.
     """
     place = native.lowered.places[value.name]
-    rows = len(expected)
+    shape = expected.shape
+    if place.num_chosen:  # a table of slots
+        expected = expected.reshape(len(expected) * place.num_chosen, -1)
+    rows, width = expected.shape
+    rounding = np.zeros_like(expected)
     if place.buffer >= 0:
-        return native.program.buffer(place.buffer, rows)[:, place.column : place.column + value.width].copy(), 0.0
-    found = native.program.dequantised(place.activations, rows)[:, : value.width].copy()
-    q, scale = quantise_activations(expected)
-    step_size = np.repeat(scale, 32, axis=1)[:, : q.shape[1]]
-    return found, 0.5001 * step_size
+        found = native.program.buffer(place.buffer, rows)[:, place.column : place.column + width].copy()
+    else:
+        found = native.program.dequantised(place.activations, rows)[:, :width].copy()
+        _, scale = quantise_activations(expected)
+        rounding = 0.5001 * np.repeat(scale, 32, axis=1)[:, :width]
+    if place.num_chosen:
+        routing = native.program.buffer(place.routing, shape[0])
+        found = slots_as_rows(found, routing[:, : place.num_chosen].astype(np.int64))
+    return found, rounding.reshape(shape)
 
 
 def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str, Table], step: Step) -> Table:
@@ -115,32 +130,25 @@ def _bound(node: Node, value: Value, values: dict[str, Table], bounds: dict[str,
         scaled = abs(node.attributes["scale"]) * sums
         return np.asarray(scaled + 2 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "glu":
-        return _glu_bound(node, table, values, bounds)
+        gate, up = (values[source.name] for source in node.inputs)
+        gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
+        return gated_bound(node.attributes["activation"], gate, up, gate_bound, up_bound, table)
     if node.op == "softcap":  # a slope of at most 1; a quotient, a tanh within 2 ulp, a product
         return np.asarray(inherited + 8 * EPSILON * np.abs(table) + 1e-30, np.float32)
     if node.op == "attention":
         return _attention_bound(node, values[node.inputs[0].name], step)
+    if node.op == "route":
+        return route_bound(node, values[node.inputs[0].name], table)
+    if node.op in ("experts_glu", "experts_down"):
+        x, routing = (values[source.name] for source in node.inputs)
+        if node.op == "experts_down":
+            return experts_down_bound(node, x, routing, step)
+        return experts_glu_bound(node, x, routing, table, step)
     if node.op in ("embed", "features", "select_outputs"):
         return inherited
     width = values[node.inputs[0].name].shape[1]
     scale = np.abs(table) + (np.abs(table).max(axis=1, keepdims=True) if node.op == "rope_write" else 0.0)
     return np.asarray(inherited + (width / 16 + 16) * EPSILON * scale + 1e-30, np.float32)
-
-
-def _glu_bound(node: Node, table: Table, values: dict[str, Table], bounds: dict[str, Table]) -> Table:
-    """Errors of the inputs times the slopes: at most 1.13 of each activation, and of the up's factor 1. Then a few eps
-    of the value; where the sigmoid is near 0 it is an exponential of z, and z is rounded, which adds |z| eps.
-    """
-    gate, up = (values[source.name] for source in node.inputs)
-    gate_bound, up_bound = (bounds[source.name] for source in node.inputs)
-    inputs_slack = 1.13 * (np.abs(up) + 1) * gate_bound + np.abs(gate) * up_bound
-    z = {
-        "silu": np.zeros_like(gate),  # the gate itself, exact
-        "gelu_tanh": 1.6 * gate + 0.0714 * gate**3,
-        "swiglu_oai": 1.702 * gate,
-    }[node.attributes["activation"]]
-    relative = EPSILON * (16 + 4 * np.minimum(np.abs(z), 90))
-    return np.asarray(inputs_slack + relative * np.abs(table) + 1e-30, np.float32)
 
 
 def _attention_bound(node: Node, q: Table, step: Step) -> Table:

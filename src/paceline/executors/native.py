@@ -12,7 +12,8 @@ from paceline import _native
 from paceline.config import EngineConfig, ModelConfig
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import StepPlan, StepResult
-from paceline.executors.lowering import NONE, Lowered, Lowering
+from paceline.executors.lowering import Lowering
+from paceline.executors.placement import NONE, Lowered
 from paceline.executors.weights import WeightLoader
 from paceline.kv.layout import KVLayout
 from paceline.models.registry import build_graph

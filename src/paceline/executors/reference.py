@@ -22,6 +22,7 @@ from paceline.sampling.distribution import probabilities
 from paceline.sampling.draw import sample_reference
 from paceline.sampling.rows import SampledRows, SampleRows
 from paceline.weights.packed import TILE, PackedMatrix
+from paceline.weights.packing import is_matrix
 from paceline.weights.raw import Checkpoint
 from paceline.weights.tiling import unpack
 
@@ -36,12 +37,11 @@ class UnpackedWeights:
         self._values: dict[str, Table] = {}
 
     def values(self, name: str) -> Table:
-        """The matrix [outputs, inputs] or vector."""
+        """The matrix [outputs, inputs] or vector; of experts one after the other."""
         if name not in self._values:
-            if len(self._graph.weights[name].shape) == 1:
-                self._values[name] = self._loader.vector(name)
-            else:
-                self._values[name] = unpack(self._matrix(name))
+            shape = self._graph.weights[name].shape
+            values = unpack(self._matrix(name)) if is_matrix(name, shape) else self._loader.vector(name)
+            self._values[name] = values.reshape(shape)
         return self._values[name]
 
     def magnitudes(self, name: str) -> Table:
@@ -52,6 +52,7 @@ class UnpackedWeights:
         data = matrix.data.copy()
         data.reshape(-1, matrix.format.group_bytes)[:, -2 * TILE :] = 0  # the minima
         products = unpack(replace(matrix, data=data))
+        products = products.reshape(self.values(name).shape)
         return np.asarray(np.abs(products) + np.abs(self.values(name) - products), np.float32)
 
     def rounding(self, name: str) -> Rounding | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,24 +62,25 @@ class WeightLoader:
             return [self._embedding]
         for spec in specs:
             self._check(spec)
-        if len(names) == 1 and specs[0].role != "layer":
+        if specs[0].role in ("embedding", "head"):
+            assert len(names) == 1, "embedding and head are matrices of their own"
             return [self._embedding_or_head(specs[0])]
         permutations = {spec.name: order for spec in specs if (order := self._rope_order(spec)) is not None}
         return pack_tensors(
             self._checkpoint,
             names,
-            self._config.weights,
+            self._config.weights_of(names[0], tied_embeddings=self._model.tie_embeddings),
             permutations=permutations,
             num_threads=self._num_threads,
             arena=self._arena,
         )
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """The vector as float32, in rope order where it has one."""
+        """The vector as float32, in rope order where it has one; vectors of experts one after the other."""
         spec = self._graph.weights[name]
         self._check(spec)
         raw = self._checkpoint.tensor(name)
-        values = dequantize(RawTensor(raw.name, (1, *raw.shape), raw.kind, raw.data))[0]
+        values = dequantize(RawTensor(raw.name, (1, math.prod(raw.shape)), raw.kind, raw.data))[0]
         if not np.isfinite(values).all():
             raise CheckpointError(self._checkpoint.path, "a value is infinite or not a number", tensor=name)
         order = self._rope_order(spec)

@@ -6,19 +6,22 @@ Source: Williams, Waterman, Patterson (2009), the roofline model.
 Notation: W bytes of weights that a pass reads, k bytes of keys and values that a cached token keeps, n rows of a pass,
 o of them with logits, d cached tokens in front of them. A pass must move W + k·d bytes and do n·a + o·h operations: a
 are the int8 operations of all layers for one row, h those of the output matrix. Matrices in a float format do no int8
-operations: only memory bounds them here.
+operations: only memory bounds them here. Of a mixture's experts, X bytes, each row reads a share s = chosen / experts,
+and n rows that choose independently X (1 - (1 - s)^n) in expectation.
 
-Departures: norms, activations and the embedding's one row are left out; they are far below one per cent.
+Departures: norms, activations and the embedding's one row are left out; they are far below one per cent. Rows do not
+choose independently, and neighbours read less.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.config import EngineConfig
 from paceline.kv.layout import KVLayout
-from paceline.weights.packing import target_format
+from paceline.weights.packing import is_matrix, matrix_shape, target_format
 from paceline.weights.raw import Checkpoint
 
 
@@ -26,9 +29,10 @@ from paceline.weights.raw import Checkpoint
 class Traffic:
     """What one pass through a model must move and compute.
 
-    layer_bytes, head_bytes            weights of all layers, of the output matrix
+    layer_bytes, head_bytes            weights of all layers but for experts, of the output matrix
     kv_bytes                           keys and values of one cached token
     layer_operations, head_operations  int8 multiplications and additions for one row
+    expert_bytes, expert_share         weights of all experts, and the share of them that one row reads
     """
 
     layer_bytes: int
@@ -36,10 +40,15 @@ class Traffic:
     kv_bytes: int
     layer_operations: int
     head_operations: int
+    expert_bytes: int = 0
+    expert_share: float = 1.0
 
-    def pass_bytes(self, num_cached: float, *, with_head: bool = True) -> float:
-        """Bytes that one pass reads at least, over ``num_cached`` cached tokens of all its sequences together."""
-        return self.layer_bytes + (self.head_bytes if with_head else 0) + self.kv_bytes * num_cached
+    def pass_bytes(self, num_cached: float, *, num_rows: int, with_head: bool = True) -> float:
+        """Bytes that one pass of so many rows reads, over ``num_cached`` cached tokens of all its sequences
+        together.
+        """
+        experts = self.expert_bytes * (1 - (1 - self.expert_share) ** num_rows)
+        return self.layer_bytes + experts + (self.head_bytes if with_head else 0) + self.kv_bytes * num_cached
 
 
 @dataclass(frozen=True)
@@ -67,29 +76,34 @@ class Peaks:
 def model_traffic(checkpoint: Checkpoint, config: EngineConfig) -> Traffic:
     """The traffic of a model whose weights are brought into the formats that ``config`` asks for."""
     head = "output.weight" if "output.weight" in checkpoint.names() else "token_embd.weight"
-    layer_bytes = layer_operations = head_bytes = head_operations = 0
+    experts = checkpoint.config.experts
+    share = 1.0 if experts is None else experts.num_chosen / experts.num_experts
+    layer_bytes = head_bytes = head_operations = expert_bytes = 0
+    layer_operations = 0.0
     for name in checkpoint.names():
         tensor = checkpoint.header(name)
-        if len(tensor.shape) != 2 or (name == "token_embd.weight" and name != head):
+        if not is_matrix(name, tensor.shape) or (name == "token_embd.weight" and name != head):
             continue
-        is_head = name == head
         packed = target_format(tensor.kind, config.weights_of(name, tied_embeddings=checkpoint.config.tie_embeddings))
-        num_bytes = packed.matrix_bytes(*tensor.shape)
-        operations = 2 * tensor.shape[0] * tensor.shape[1] if packed.group else 0
-        if is_head:
+        num_bytes = packed.matrix_bytes(*matrix_shape(tensor.shape))
+        operations = 2 * math.prod(tensor.shape) if packed.group else 0
+        if name == head:
             head_bytes, head_operations = num_bytes, operations
+        elif len(tensor.shape) == 3:
+            expert_bytes += num_bytes
+            layer_operations += share * operations
         else:
             layer_bytes += num_bytes
             layer_operations += operations
     kv_bytes = KVLayout.of(checkpoint.config, config.kv_dtype).bytes_per_token
-    return Traffic(layer_bytes, head_bytes, kv_bytes, layer_operations, head_operations)
+    return Traffic(layer_bytes, head_bytes, kv_bytes, round(layer_operations), head_operations, expert_bytes, share)
 
 
 def decode_work(traffic: Traffic, *, depth: int, num_new: int, num_sequences: int = 1) -> Work:
     """Per token of ``num_new`` decode passes after ``depth`` tokens, ``num_sequences`` sequences sharing each pass."""
     mean_cached = depth + num_new / 2
     return Work(
-        bytes_per_token=traffic.pass_bytes(num_sequences * mean_cached) / num_sequences,
+        bytes_per_token=traffic.pass_bytes(num_sequences * mean_cached, num_rows=num_sequences) / num_sequences,
         operations_per_token=traffic.layer_operations + traffic.head_operations,
     )
 
@@ -98,7 +112,10 @@ def prefill_work(traffic: Traffic, *, num_tokens: int, chunk: int, num_cached: i
     """Per prompt token of a prefill in chunks, behind ``num_cached`` cached tokens: each chunk reads the layers and the
     tokens before it, the last one the head."""
     starts = range(num_cached, num_cached + num_tokens, chunk)
-    num_bytes = sum(traffic.pass_bytes(start, with_head=start == starts[-1]) for start in starts)
+    num_bytes = sum(
+        traffic.pass_bytes(start, num_rows=min(chunk, starts.stop - start), with_head=start == starts[-1])
+        for start in starts
+    )
     operations = num_tokens * traffic.layer_operations + traffic.head_operations
     return Work(num_bytes / num_tokens, operations / num_tokens)
 
@@ -118,7 +135,7 @@ def shared_prefix_work(
     num_cached = num_prefix + concurrency * (num_tail + num_new / 2)
     num_prompt = num_prefix / num_requests + num_tail
     operations = traffic.layer_operations * (1 + num_prompt / num_new) + traffic.head_operations
-    return Work(traffic.pass_bytes(num_cached) / concurrency, operations)
+    return Work(traffic.pass_bytes(num_cached, num_rows=concurrency) / concurrency, operations)
 
 
 def measure_peaks(isa: str, num_threads: int) -> Peaks:

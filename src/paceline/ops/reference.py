@@ -241,14 +241,14 @@ def linear(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     num_outputs = len(node.outputs)
     results = []
     for index, name in enumerate(node.weights[:num_outputs]):
-        y = _input_of(name, inputs[0], step) @ step.weights.values(name).T
+        y = input_of(name, inputs[0], step) @ step.weights.values(name).T
         if node.attributes["num_biases"]:
             y = y + step.weights.values(node.weights[num_outputs + index])
         results.append((y * np.float32(node.attributes["scale"])).astype(np.float32))
     return results
 
 
-def _input_of(weight: str, x: Table, step: Step) -> Table:
+def input_of(weight: str, x: Table, step: Step) -> Table:
     """x as the product with that matrix reads it."""
     rounding = step.weights.rounding(weight) if step.activations == "int8" else None
     return x if rounding is None else rounded_activations(x, rounding)
@@ -341,9 +341,9 @@ def route(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     return [np.concatenate([chosen, weights], axis=1).astype(np.float32)]
 
 
-def _expert_products(name: str, bias: str | None, x: Table, experts: NDArray[np.int64], step: Step) -> Table:
+def expert_products(name: str, bias: str | None, x: Table, experts: NDArray[np.int64], step: Step) -> Table:
     """W_e x + b_e [rows, outputs], each row by the expert that ``experts`` [rows] names."""
-    x, matrices = _input_of(name, x, step), step.weights.values(name)
+    x, matrices = input_of(name, x, step), step.weights.values(name)
     y = np.empty((len(x), matrices.shape[1]), np.float32)
     for expert in np.unique(experts):
         rows = experts == expert
@@ -359,8 +359,8 @@ def experts_glu(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     parts = []
     for experts in routing[:, : node.attributes["num_chosen"]].T.astype(np.int64):
         gate_bias, up_bias = node.weights[2:] if node.attributes["num_biases"] else (None, None)
-        gate = _expert_products(node.weights[0], gate_bias, x, experts, step)
-        up = _expert_products(node.weights[1], up_bias, x, experts, step)
+        gate = expert_products(node.weights[0], gate_bias, x, experts, step)
+        up = expert_products(node.weights[1], up_bias, x, experts, step)
         parts.append(activated(gate, up, node.attributes["activation"]))
     return [np.concatenate(parts, axis=1)]
 
@@ -372,7 +372,7 @@ def experts_down(node: Node, inputs: list[Table], step: Step) -> list[Table]:
     bias = node.weights[1] if node.attributes["num_biases"] else None
     total = np.zeros((len(h), node.outputs[0].width), np.float32)
     for slot, part in enumerate(np.split(h, count, axis=1)):
-        y = _expert_products(node.weights[0], bias, part, routing[:, slot].astype(np.int64), step)
+        y = expert_products(node.weights[0], bias, part, routing[:, slot].astype(np.int64), step)
         total += routing[:, count + slot, None] * y
     return [total]
 

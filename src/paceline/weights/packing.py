@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -39,6 +41,16 @@ def target_format(kind: str, weights: WeightFormat) -> PackedFormat:
     if weights == "native" or has_bits.get(weights, False):
         return NATIVE_FORMATS[kind]
     return CHOSEN_FORMATS[weights]
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is packed: biases of experts [experts, outputs] are vectors, one after the other."""
+    return len(shape) >= 2 and not name.endswith(".bias")
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(outputs, inputs) of the matrix that holds a tensor: those of all experts [experts, outputs, inputs] are one."""
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def rope_permutation(num_heads: int, head_dim: int, rope_dim: int) -> Permutation:
@@ -119,16 +131,18 @@ def pack_tensors(
 
     Neighbours that share a packed format and an order of inputs, each with a multiple of 16 outputs, become one matrix,
     named "a+b"; any other tensor is a matrix of its own. Row r of a tensor named in ``permutations`` is the file's row
-    ``permutation[r]``. A float format has its columns in the layer's order, whatever that of the tensor is.
-    ``release`` is called with each part of the checkpoint's bytes once it was read.
+    ``permutation[r]``. A float format has its columns in the layer's order, whatever that of the tensor is. A tensor of
+    experts [experts, outputs, inputs] becomes a matrix with the outputs of all experts, one after the other, each of
+    them in tiles of its own. ``release`` is called with each part of the checkpoint's bytes once it was read.
 
     Raises CheckpointError, with file and tensor, when a tensor is no matrix, has not the bytes of its shape, has other
     inputs than the first one, an order that is no permutation of them, or holds a weight or scale that is infinite, not
-    a number, or too large for f16; UnsupportedError for inputs whose integer sums could overflow.
+    a number, or too large for f16; UnsupportedError for inputs whose integer sums could overflow, and for experts whose
+    outputs are no whole tiles.
     """
     permutations = permutations or {}
     arena = arena or WeightArena()
-    tensors = [checkpoint.tensor(name) for name in names]
+    tensors = [_as_matrix(checkpoint.tensor(name), checkpoint.path) for name in names]
     for raw in tensors:
         _check(raw, tensors[0].shape[-1], checkpoint.path)
     matrices = []
@@ -164,6 +178,18 @@ def _runs(tensors: Sequence[RawTensor], weights: WeightFormat) -> Iterator[tuple
 
     for (fmt, *_), run in groupby(enumerate(tensors), key):
         yield fmt, [raw for _, raw in run]
+
+
+def _as_matrix(raw: RawTensor, path: str) -> RawTensor:
+    """Experts as one matrix; any other tensor as it is."""
+    if len(raw.shape) != 3:
+        return raw
+    if raw.shape[1] % TILE:
+        raise UnsupportedError(
+            f"{path}: tensor {raw.name!r} has {raw.shape[1]} outputs for each of {raw.shape[0]} experts; "
+            f"experts take a multiple of {TILE}"
+        )
+    return replace(raw, shape=matrix_shape(raw.shape))
 
 
 def _check(raw: RawTensor, num_inputs: int, path: str) -> None:

@@ -18,6 +18,7 @@ from paceline.machine import detect_machine
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.catalog import resolve_model
 from paceline.weights.checkpoint import open_checkpoint
+from paceline.weights.packing import is_matrix
 from paceline.weights.raw import Checkpoint
 
 if TYPE_CHECKING:
@@ -98,15 +99,16 @@ def load_subject(name: str, checkpoint: Checkpoint, config: EngineConfig) -> Sub
     from paceline.executors.native import NativeExecutor
 
     executor = NativeExecutor.load(checkpoint, config)
-    shapes = [checkpoint.header(tensor).shape for tensor in checkpoint.names()]
+    shapes = {tensor: checkpoint.header(tensor).shape for tensor in checkpoint.names()}
+    vectors = (shape for tensor, shape in shapes.items() if not is_matrix(tensor, shape))
     tied = checkpoint.config.tie_embeddings
     head = "token_embd.weight" if tied else "output.weight"
     return Subject(
         name=name,
         executor=executor,
-        num_bytes=executor.weight_bytes + sum(4 * shape[0] for shape in shapes if len(shape) == 1),
+        num_bytes=executor.weight_bytes + sum(4 * math.prod(shape) for shape in vectors),
         file_bytes=sum(path.stat().st_size for path in checkpoint.files),
-        num_parameters=sum(math.prod(shape) for shape in shapes),
+        num_parameters=sum(math.prod(shape) for shape in shapes.values()),
         head=config.weights_of(head, tied_embeddings=tied),
         context_length=config.context_length or checkpoint.config.context_length,
     )
