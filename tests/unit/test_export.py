@@ -20,7 +20,7 @@ from tiny_models import tiny_checkpoint, tiny_config
 from paceline.errors import CheckpointError, OutputError, ParameterError
 from paceline.ops.reference import inverse_frequencies
 from paceline.quantize.export import safetensors_files
-from paceline.quantize.export.formats import check_format, is_layer_matrix
+from paceline.quantize.export.formats import check_format, default_format, is_layer_matrix
 from paceline.quantize.export.tensors import float_tensor, huggingface_name
 from paceline.quantize.export.write import write_model
 from paceline.quantize.scheme import Scheme
@@ -320,6 +320,14 @@ CANNOT = [
 def test_what_a_format_cannot_hold(fmt: str, scheme: Scheme, head_bits: int | None, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         check_format(file_config(), scheme, fmt, head_bits=head_bits)
+
+
+def test_families_of_our_own_format_only() -> None:
+    gemma = file_config(architecture="gemma3", qk_norm=True, activation="gelu_tanh")
+    assert (default_format(file_config()), default_format(gemma)) == ("compressed-tensors", "paceline")
+    check_format(gemma, Scheme("rtn"), "paceline")
+    with pytest.raises(ParameterError, match="for llama, qwen2, qwen3, not for gemma3; formats that hold it: paceline"):
+        check_format(gemma, Scheme("rtn"), "gptq")
 
 
 def test_widths_that_do_not_fit() -> None:

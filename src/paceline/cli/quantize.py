@@ -72,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, metavar="N", help="which parts of it, and in what order (default 0)")
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--format", choices=FORMATS, default="compressed-tensors", help="compressed-tensors (default), or another"
+        "--format",
+        choices=FORMATS,
+        help="compressed-tensors (default; paceline for families that it is not written for), or another",
     )
     output.add_argument("--head-bits", type=int, metavar="N", help="round the output matrix too (gguf, paceline)")
     output.add_argument(
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Quantises, writes, prints a table. ParameterError or OutputError before any work for what cannot be had."""
     from paceline.quantize.export.atomic import check_output
-    from paceline.quantize.export.formats import check_format
+    from paceline.quantize.export.formats import check_format, default_format
     from paceline.quantize.export.write import check_source, write_model
     from paceline.quantize.pipeline import quantize_model
     from paceline.quantize.work import WorkDirectory
@@ -95,6 +97,7 @@ def execute(args: argparse.Namespace) -> int:
     _check_flags(args)
     path = fetch_model(args.model)
     checkpoint = open_checkpoint(path)
+    args.format = args.format or default_format(checkpoint.config)
     check_format(checkpoint.config, scheme, args.format, head_bits=args.head_bits)
     check_output(args.out, force=args.force, source=path)
     check_source(checkpoint, args.format)

@@ -22,6 +22,11 @@ EXPORTED = ("llama", "qwen2", "qwen3")
 LAYER_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
+def default_format(config: ModelConfig) -> Format:
+    """What is written unasked: what other programs read too, where there is such a file of the family."""
+    return "compressed-tensors" if config.architecture in EXPORTED else "paceline"
+
+
 def check_format(config: ModelConfig, scheme: Scheme, fmt: str, *, head_bits: int | None = None) -> None:
     """ParameterError, naming the formats that would do, when a model of that configuration and scheme cannot be written
     in that format; also when the group does not divide a matrix.
