@@ -306,7 +306,7 @@ def test_sliding_window(tmp_path: Path) -> None:
             "tensor 'blk.0.ffn_gate.weight': has shape (96, 64)",
         ),
         ({"tensors": {"rope_freqs.weight": np.zeros(8, np.float32)}}, CheckpointError, "'rope_freqs.weight'"),
-        ({"extra": {"rope.scaling.type": "ntk"}}, UnsupportedError, "RoPE scaling 'ntk'"),
+        ({"extra": {"rope.scaling.type": "ntk"}}, UnsupportedError, "rope.scaling.type 'ntk'"),
         ({"extra": {"expert_count": 8}}, CheckpointError, "expert_used_count"),
         ({"extra": {"feed_forward_length": [96, 64]}}, UnsupportedError, "differs from layer to layer"),
         (

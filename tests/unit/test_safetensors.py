@@ -289,7 +289,7 @@ def test_rope_in_both_styles(tmp_path: Path, changes: dict[str, Any], rope: Rope
         ({"architectures": ...}, "architecture None"),
         ({"architectures": 7}, "architecture 7"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architecture ['LlamaForCausalLM']"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "RoPE scaling 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "biases in the feed-forward layers"),

@@ -125,7 +125,9 @@ def rope_config(fields: GGUFKeys, head_dim: int, *, truncate: bool = True) -> Ro
     kind = fields.get("rope.scaling.type") or "linear"
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedError(f"{fields.path}: RoPE scaling {kind!r}; Paceline has linear, yarn and rope_freqs.weight")
+        raise UnsupportedError(
+            f"{fields.path}: rope.scaling.type {kind!r}; Paceline has linear, yarn and rope_freqs.weight"
+        )
     scaling = None
     if kind == "linear" and factor != 1.0:
         scaling = RopeScaling("linear", factor=factor)
@@ -133,7 +135,7 @@ def rope_config(fields: GGUFKeys, head_dim: int, *, truncate: bool = True) -> Ro
         scaling = _yarn(fields, factor, truncate)
     if factors is not None:
         if scaling is not None:
-            raise UnsupportedError(f"{fields.path}: RoPE scaling {kind!r} together with rope_freqs.weight")
+            raise UnsupportedError(f"{fields.path}: rope.scaling.type {kind!r} together with rope_freqs.weight")
         if len(factors) != dim // 2 or not all(0 < value < float("inf") for value in factors):
             raise CheckpointError(fields.path, f"expected {dim // 2} positive numbers", tensor="rope_freqs.weight")
         scaling = RopeScaling("factors", factors=factors)

@@ -127,7 +127,7 @@ def rope_config(keys: HuggingFaceKeys, head_dim: int) -> RopeConfig:
         return RopeConfig(theta, head_dim, _llama3(keys, rope))
     if kind == "yarn":
         return RopeConfig(theta, head_dim, _yarn(keys, rope))
-    raise UnsupportedError(f"{keys.path}: RoPE scaling {kind!r}; Paceline has default, linear, llama3 and yarn")
+    raise UnsupportedError(f"{keys.path}: rope_type {kind!r}; Paceline has default, linear, llama3 and yarn")
 
 
 def _trained_context(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> int:
