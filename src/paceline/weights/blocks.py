@@ -52,14 +52,19 @@ class AffineGroups:
 
     def values(self) -> F32:
         """W [N, K] f32, with one multiplication and one addition in f32."""
-        num_inputs = self.q.shape[1]
-        centred = self.q.astype(np.float32)
-        if self.zero is not None:
-            centred -= np.repeat(self.zero, self.group, axis=1)[:, :num_inputs].astype(np.float32)
-        product = np.repeat(self.scale, self.group, axis=1)[:, :num_inputs] * centred
-        if self.minimum is None:
-            return product
-        return product + np.repeat(self.minimum, self.group, axis=1)[:, :num_inputs]
+        values = self.q.astype(np.float32)
+        whole = values.shape[1] // self.group
+        # Grouped views of what is changed in place: repeating scales for every input takes four times as long.
+        groups = values[:, : whole * self.group].reshape(len(values), whole, self.group)
+        rest = values[:, whole * self.group :]
+        for apply, table in ((np.subtract, self.zero), (np.multiply, self.scale), (np.add, self.minimum)):
+            if table is not None:
+                factors = table.astype(np.float32, copy=False)
+                apply(groups, factors[:, :whole, None], out=groups)
+                apply(rest, factors[:, whole:], out=rest)
+        if whole * self.group < values.shape[1] and whole:
+            values[:, : whole * self.group] = groups.reshape(len(values), -1)  # a copy, where rows have a short group
+        return values
 
     def rows(self, index: slice | NDArray[np.int32]) -> AffineGroups:
         """Those outputs."""
