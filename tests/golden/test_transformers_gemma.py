@@ -19,6 +19,7 @@ import torch
 from golden_models import (
     F16_PAGES,
     FLOAT,
+    FLOAT_LOGITS,
     NUM_TOKENS,
     SEEN,
     SHAPE,
@@ -94,10 +95,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return saved_cases(CASES, tmp_path_factory)
 
 
+@pytest.mark.parametrize("executor", FLOAT_LOGITS)
 @pytest.mark.parametrize("name", CASES)
-def test_reference_has_the_logits_of_transformers(name: str, saved: Saved) -> None:
+def test_floats_have_the_logits_of_transformers(name: str, executor: str, saved: Saved) -> None:
     directory, logits = saved(name)
-    assert error(logits_of_reference(open_checkpoint(directory)), logits["float"]) < FLOAT
+    assert error(FLOAT_LOGITS[executor](open_checkpoint(directory)), logits["float"]) < FLOAT
 
 
 @pytest.mark.parametrize("name", CASES)

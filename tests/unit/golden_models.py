@@ -33,6 +33,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from paceline.config import ModelConfig
 from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
+from paceline.executors.torch.executor import TorchExecutor
+from paceline.executors.torch.forward import TorchModel
 from paceline.weights.blocks import dequantize
 from paceline.weights.raw import Checkpoint, RawTensor, TensorHeader
 
@@ -141,6 +143,24 @@ def logits_of_reference(checkpoint: Checkpoint) -> NDArray[np.float32]:
     engine = engine_config(checkpoint.config, num_pages=2, kv_dtype="f32")
     executor = ReferenceExecutor.load(checkpoint, engine, num_pages=2, activations="float")
     return run_chunks(executor, prompt(), 23)
+
+
+def logits_of_torch(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    engine = engine_config(checkpoint.config, num_pages=2, kv_dtype="f32")
+    return run_chunks(TorchExecutor.load(checkpoint, engine), prompt(), 23)
+
+
+def logits_with_gradients(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    """Of the torch executor's pass for training."""
+    model = TorchModel.load(checkpoint, requires_grad=True)
+    found: NDArray[np.float32] = (
+        model.logits(torch.from_numpy(prompt().tokens.astype(np.int64))[None])[0].detach().numpy()
+    )
+    return found
+
+
+FLOAT_LOGITS = {"reference": logits_of_reference, "torch": logits_of_torch, "torch training": logits_with_gradients}
+"""What computes in float32 over float32 pages: within ``FLOAT`` of Transformers."""
 
 
 def logits_of_native(checkpoint: Checkpoint, chunk: int) -> NDArray[np.float32]:
