@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 
 from paceline.config import EngineConfig, ModelConfig
 from paceline.engine.engine import Engine, Update
+from paceline.engine.executor_choice import ExecutorChoice, ExecutorName
 from paceline.engine.outputs import Completion, Delta
 from paceline.engine.parts import EngineParts
 from paceline.engine.pooling import EMBEDDING_PARAMS, Embedding, embedding_of
@@ -43,7 +44,8 @@ class LLM:
     """A loaded model. May be used from several threads and from asyncio at once: all calls share the batch.
 
     ``model`` is an alias, a .gguf file, a Hugging Face directory, or a hub id; fields of ``EngineConfig`` may be given
-    one by one. ``executor`` "reference" runs the plain definition of every operation: slow, for tests and debugging.
+    one by one. ``executor`` "torch" runs in PyTorch, on ``device`` "cpu" or "cuda"; "reference" runs the plain
+    definition of every operation: slow, for tests and debugging.
     ``wrap`` makes of the executor what the engine is given instead, such as one that records each step.
 
     A prompt is text (special tokens are added) or a list of token ids (taken as they are). Impossible input raises
@@ -62,17 +64,17 @@ class LLM:
         model: str,
         *,
         config: EngineConfig | None = None,
-        executor: Literal["native", "reference"] = "native",
+        executor: ExecutorName = "native",
+        device: str = "cpu",
         wrap: Callable[[Executor], Executor] | None = None,
         **config_fields: Any,
     ) -> None:
         start = time.perf_counter()
-        if executor not in ("native", "reference"):
-            raise ParameterError("executor", executor, "native or reference")
+        choice = ExecutorChoice(executor, device)
         # Loaded here: the engine itself needs no file format, and `import paceline` stays quick.
         from paceline.engine.loading import load_model
 
-        loaded = load_model(model, _with_fields(config or EngineConfig(), config_fields), executor, wrap)
+        loaded = load_model(model, _with_fields(config or EngineConfig(), config_fields), choice, wrap)
         self._assemble(loaded.parts, loaded.tokenizer, loaded.chat_template, loaded.memory)
         self.load_s = time.perf_counter() - start
 

@@ -138,6 +138,23 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> Any:
     return group
 
 
+def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
+    """What runs the model."""
+    group = parser.add_argument_group("executor")
+    add = _adder(group)
+    add(
+        "--executor",
+        choices=("native", "torch", "reference"),
+        help="what computes the model: our kernels (default), PyTorch, or the plain definition of every operation",
+    )
+    add("--device", metavar="NAME", help="with --executor torch: cpu (default), cuda or cuda:N")
+
+
+def executor_choice(args: argparse.Namespace) -> dict[str, str]:
+    """What the flags of ``add_executor_arguments`` say, as ``LLM`` takes it."""
+    return _given(args, {"executor": "executor", "device": "device"})
+
+
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``SamplingParams``; one that is not given leaves the field's own default."""
     group = parser.add_argument_group("sampling")

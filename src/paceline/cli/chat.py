@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.arguments import (
     add_engine_arguments,
+    add_executor_arguments,
     add_model_argument,
     add_sampling_arguments,
     engine_config,
+    executor_choice,
     sampling_params,
 )
 from paceline.cli.run import figures_line, path_text, print_stream
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
+    add_executor_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -56,7 +59,7 @@ def execute(args: argparse.Namespace) -> int:
             raise ParameterError(
                 field, value, "a chat has one answer and prints no log-probabilities; use `paceline run --json`"
             )
-    llm, _ = open_model(args.model, engine_config(args), verbose=args.verbose)
+    llm, _ = open_model(args.model, engine_config(args), verbose=args.verbose, **executor_choice(args))
     with llm:
         if llm.chat_template is None:
             raise UnsupportedError(f"{args.model} has no chat template: use `paceline run --raw`")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.arguments import (
     add_engine_arguments,
+    add_executor_arguments,
     add_model_argument,
     add_sampling_arguments,
     engine_config,
+    executor_choice,
     sampling_params,
 )
 from paceline.cli.session import open_model
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the stream")
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
+    add_executor_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -53,7 +56,7 @@ def execute(args: argparse.Namespace) -> int:
             raise ParameterError(field, getattr(params, field), "printed with --json alone")
     config = engine_config(args)
     prompt = _prompt(args)
-    llm, load_s = open_model(args.model, config, verbose=args.verbose)
+    llm, load_s = open_model(args.model, config, verbose=args.verbose, **executor_choice(args))
     with llm:
         messages = _messages(args, llm, prompt)
         if args.json:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arguments import (
     DEFAULT_MODEL,
     add_engine_arguments,
+    add_executor_arguments,
     add_model_argument,
     byte_size,
     engine_config,
+    executor_choice,
 )
 from paceline.errors import UnsupportedError
 
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--send-s", type=float, metavar="S", help="longest that a client may take nothing of its answer (default 60)")
     add("--shutdown-s", type=float, metavar="S", help="time that running answers get after SIGTERM (default 30)")
     add_engine_arguments(parser)
+    add_executor_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -83,7 +86,7 @@ def execute(args: argparse.Namespace) -> int:
         def load() -> LLM:
             from paceline.cli.session import open_model
 
-            return open_model(model, config, verbose=args.verbose)[0]
+            return open_model(model, config, verbose=args.verbose, **executor_choice(args))[0]
 
         loading = _in_background(load)
         try:  # while the model loads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.terminal import Progress, dim
 from paceline.config import EngineConfig
@@ -22,14 +22,15 @@ def fetch_model(name: str) -> Path:
         return resolve_model(name, progress=progress.update)
 
 
-def open_model(name: str, config: EngineConfig, *, verbose: bool = False) -> tuple[LLM, float]:
-    """The loaded model and the seconds that it took, imports included; ``verbose`` prints where the memory goes."""
+def open_model(name: str, config: EngineConfig, *, verbose: bool = False, **executor: Any) -> tuple[LLM, float]:
+    """The loaded model and the seconds that it took, imports included; ``verbose`` prints where the memory goes,
+    ``executor`` names another executor and its device, as ``LLM`` takes them."""
     path = fetch_model(name)
     started_s = time.perf_counter()
     with Progress(f"Loading {name}"):
         from paceline.llm import LLM
 
-        llm = LLM(str(path), config=config)
+        llm = LLM(str(path), config=config, **executor)
     if verbose:
         print(dim(llm.memory_table(), sys.stderr), file=sys.stderr)
     return llm, time.perf_counter() - started_s

@@ -9,7 +9,13 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.arguments import add_load_arguments, add_model_argument, engine_config
+from paceline.cli.arguments import (
+    add_executor_arguments,
+    add_load_arguments,
+    add_model_argument,
+    engine_config,
+    executor_choice,
+)
 from paceline.cli.run import path_text
 from paceline.cli.session import fetch_model
 from paceline.cli.terminal import Progress, bold, dim, styled, table
@@ -41,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_load_arguments(parser)
+    add_executor_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -50,12 +57,15 @@ def execute(args: argparse.Namespace) -> int:
     from paceline.measure.cells import Host
     from paceline.measure.verification import verify
 
+    choice: dict[str, Any] = executor_choice(args)
+
     def load(config: EngineConfig, wrap: Callable[[Executor], Executor]) -> LLM:
-        return LLM(str(path), config=config, wrap=wrap)
+        return LLM(str(path), config=config, wrap=wrap, **choice)
 
     config = engine_config(args)
+    host = Host.of(config, has_isas=choice.get("executor", "native") == "native")
     with Progress(f"Verifying {args.model}") as progress:
-        proof = verify(load, config, Host.of(config), full=args.full, report=progress.update)
+        proof = verify(load, config, host, full=args.full, report=progress.update)
     if args.json:
         import json
 

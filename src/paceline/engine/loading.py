@@ -10,7 +10,8 @@ from functools import partial
 
 from paceline.config import EngineConfig
 from paceline.engine.eagle_head import find_eagle_head
-from paceline.engine.memory import weight_bytes, workspace_bytes
+from paceline.engine.executor_choice import ExecutorChoice
+from paceline.engine.memory import workspace_bytes
 from paceline.engine.parts import EngineParts
 from paceline.engine.persistence import store_opener
 from paceline.engine.speculation import find_draft_model, identity_of, use_speculation
@@ -35,9 +36,9 @@ class Loaded:
 
 
 def load_model(
-    model: str, config: EngineConfig, executor: str, wrap: Callable[[Executor], Executor] | None = None
+    model: str, config: EngineConfig, executor: ExecutorChoice, wrap: Callable[[Executor], Executor] | None = None
 ) -> Loaded:
-    """Loads a model, as ``LLM`` describes; ``executor`` is "native" or "reference".
+    """Loads a model, as ``LLM`` describes.
 
     Raises ``ModelError``, ``MemoryBudgetError``, ``CacheDirectoryError``, and ``ParameterError`` for what ``config``
     asks and this model cannot have.
@@ -46,7 +47,10 @@ def load_model(
         return _load(model, config, executor, wrap)
 
 
-def _load(model: str, config: EngineConfig, executor: str, wrap: Callable[[Executor], Executor] | None) -> Loaded:
+def _load(
+    model: str, config: EngineConfig, executor: ExecutorChoice, wrap: Callable[[Executor], Executor] | None
+) -> Loaded:
+    executor.check(config)
     checkpoint = open_checkpoint(resolve_model(model))
     machine = detect_machine(config.isa)
     config = config.resolve(machine)
@@ -55,14 +59,15 @@ def _load(model: str, config: EngineConfig, executor: str, wrap: Callable[[Execu
         allowed = f"at most what the model was made for ({checkpoint.config.context_length})"
         raise ParameterError("context_length", context_length, allowed)
     if config.speculate in (None, "auto"):
-        config = replace(config, speculate="auto" if executor == "native" else "off")
-    draft_model = find_draft_model(checkpoint, config, context_length, machine.available_bytes)
+        config = replace(config, speculate="off" if executor.name == "reference" else "auto")
+    available_bytes = executor.available_bytes(machine)
+    draft_model = find_draft_model(checkpoint, config, context_length, available_bytes)
     eagle_head = find_eagle_head(checkpoint, config, context_length)
     draft_bytes = sum(part.num_bytes for part in (draft_model, eagle_head) if part is not None)
     memory = plan_memory(
         KVLayout.of(checkpoint.config, config.kv_dtype),
-        available_bytes=machine.available_bytes - draft_bytes,
-        weight_bytes=weight_bytes(checkpoint, config),
+        available_bytes=available_bytes - draft_bytes,
+        weight_bytes=executor.weight_bytes(checkpoint, config),
         workspace_bytes=workspace_bytes(checkpoint.config, config),
         max_batch=config.max_batch,
         context_length=context_length,
@@ -72,15 +77,7 @@ def _load(model: str, config: EngineConfig, executor: str, wrap: Callable[[Execu
     # One after the other: side by side, the packer waits for the interpreter's lock after each of its many calls,
     # and both together take twice as long.
     tokenizer = load_tokenizer(checkpoint)
-    loaded: Executor
-    if executor == "native":
-        from paceline.executors.native import NativeExecutor
-
-        loaded = NativeExecutor.load(checkpoint, config)
-    else:
-        from paceline.executors.reference import ReferenceExecutor
-
-        loaded = ReferenceExecutor.load(checkpoint, config, num_pages=min(memory.num_pages, 64))
+    loaded = executor.load(checkpoint, config, num_pages=memory.num_pages)
     parts = EngineParts(
         loaded if wrap is None else wrap(loaded),
         tokenizer,
@@ -92,9 +89,10 @@ def _load(model: str, config: EngineConfig, executor: str, wrap: Callable[[Execu
             draft_model=draft_model,
             eagle_head=eagle_head,
             target=loaded,
+            choice=executor,
             model_identity=identity_of(checkpoint.files),
         ),
-        store_opener(checkpoint, config, executor=executor, page_bytes=loaded.pages.shape[1]),
+        store_opener(checkpoint, config, executor=executor.key, page_bytes=loaded.pages.shape[1]),
     )
     return Loaded(parts, tokenizer, load_chat_template(checkpoint), memory)
 

@@ -10,6 +10,7 @@ from paceline.config import WEIGHT_FORMATS, DrafterName, EngineConfig, parse_spe
 from paceline.engine.detokenize import TokenText
 from paceline.engine.eagle_head import EagleHead
 from paceline.engine.engine import Engine
+from paceline.engine.executor_choice import ExecutorChoice
 from paceline.engine.memory import weight_bytes, workspace_bytes
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
@@ -106,11 +107,13 @@ def use_speculation(
     draft_model: DraftModel | None = None,
     eagle_head: EagleHead | None = None,
     target: Executor | None = None,
+    choice: ExecutorChoice | None = None,
     model_identity: str | None = None,
 ) -> Speculator | None:
     """Has ``engine``, which has not run yet, verify what the drafters of ``config.speculate`` propose.
 
-    ``target`` is the executor that was loaded, where the engine has got one around it.
+    ``target`` is the executor that was loaded, where the engine has got one around it; a draft model runs on ``choice``
+    as well (None: natively).
     What steps cost is measured now; with a ``model_identity`` only if what was measured and kept before does not hold.
     """
     names = parse_speculate(config.speculate or "off")
@@ -118,7 +121,10 @@ def use_speculation(
         return None
     executor = engine.executor
     below = target or executor
-    drafters = [_open(name, engine, below, config, tokenizer, draft_model, eagle_head) for name in names]
+    drafters = [
+        _open(name, engine, below, config, tokenizer, draft_model, eagle_head, choice or ExecutorChoice())
+        for name in names
+    ]
     policy: Policy
     if config.draft_tokens is not None:
         policy = FixedPolicy(config.draft_tokens)
@@ -149,6 +155,7 @@ def _open(
     tokenizer: TokenText,
     draft_model: DraftModel | None,
     eagle_head: EagleHead | None,
+    choice: ExecutorChoice,
 ) -> Drafter:
     if name.kind == "suffix":
         return SuffixDrafter()
@@ -160,26 +167,29 @@ def _open(
         return eagle_head.open(target, exact=config.acceptance == "exact")
     if name.kind == "eagle" or draft_model is None:
         raise UnsupportedError(f"speculate {name.kind}:{name.source}: it needs a model that is loaded by name")
-    return _open_draft_model(draft_model, engine, target, config, tokenizer)
+    return _open_draft_model(draft_model, engine, target, config, tokenizer, choice)
 
 
 def _open_draft_model(
-    draft_model: DraftModel, engine: Engine, target: Executor, config: EngineConfig, tokenizer: TokenText
+    draft_model: DraftModel,
+    engine: Engine,
+    target: Executor,
+    config: EngineConfig,
+    tokenizer: TokenText,
+    choice: ExecutorChoice,
 ) -> DraftModelDrafter:
-    from paceline.executors.native import NativeExecutor
     from paceline.text.tokenizer import load_tokenizer
 
     vocab_size = engine.executor.model.vocab_size
     exact = config.acceptance == "exact"
     if draft_model.is_target:
-        if not isinstance(target, NativeExecutor):
-            raise UnsupportedError("speculate draft:self: needs the native executor")
         same = dataclasses.replace(config, weights=draft_model.config.weights, head_bits=None)
-        executor = NativeExecutor.load(draft_model.checkpoint, same, pages_of=target)
+        executor = choice.load(draft_model.checkpoint, same, num_pages=target.num_pages, pages_of=target)
         return DraftModelDrafter(executor, TargetPages(engine.scheduler.kv), vocab_size=vocab_size, exact=exact)
     check_vocabularies(tokenizer, load_tokenizer(draft_model.checkpoint))
     own = draft_model.config
-    executor = NativeExecutor.load(draft_model.checkpoint, own)
+    num_pages = (own.kv_memory_bytes or 0) // KVLayout.of(draft_model.checkpoint.config, own.kv_dtype).page_bytes
+    executor = choice.load(draft_model.checkpoint, own, num_pages=num_pages)
     pages = OwnPages(
         executor,
         max_sequences=own.max_batch,

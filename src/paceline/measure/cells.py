@@ -108,12 +108,13 @@ class Host:
     drafts_itself: bool = True
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Host:
-        """This one; ``config`` may name threads and instruction set. One processor still runs two threads."""
+    def of(cls, config: EngineConfig, *, has_isas: bool = True) -> Host:
+        """This one; ``config`` may name threads and instruction set. One processor still runs two threads.
+        ``has_isas``: whether the executor lets the instruction set be chosen."""
         resolved = config.resolve(detect_machine(config.isa))
         return cls(
             num_threads=max(2, resolved.num_threads or 1),
-            isas=tuple(isa for isa in _native.isas() if isa != resolved.isa),
+            isas=tuple(isa for isa in _native.isas() if has_isas and isa != resolved.isa),
             kv_formats=tuple(other for other in KV_FORMATS if other != config.kv_dtype),
         )
 
