@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models import eagle, gemma, gpt_oss, llama, mixtral, qwen, qwen3_moe
+from paceline.models import eagle, gemma, gpt_oss, granite, llama, mixtral, olmo, phi3, qwen, qwen3_moe, smollm3
 from paceline.models.family import Family
 from paceline.models.gguf_keys import GGUFKeys
 from paceline.models.huggingface_keys import HuggingFaceKeys
@@ -20,6 +20,10 @@ FAMILIES: tuple[Family, ...] = (
     qwen.QWEN3,
     gemma.GEMMA2,
     gemma.GEMMA3,
+    phi3.FAMILY,
+    granite.FAMILY,
+    olmo.FAMILY,
+    smollm3.FAMILY,
     mixtral.FAMILY,
     qwen3_moe.FAMILY,
     gpt_oss.FAMILY,
