@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,48 @@ def test_the_variables_and_functions_that_templates_use() -> None:
 def test_blocks_are_trimmed_as_templates_expect() -> None:
     assert render("{% if true %}\n  a\n{% endif %}\nb\n") == "  a\nb"
     assert render("   {% if true %}x{% endif %}") == "x"
+
+
+HARMONY = """\
+{%- macro render_system(effort) -%}
+Current date: {{ strftime_now("%Y-%m-%d") }}
+
+Reasoning: {{ effort }}
+
+# Valid channels: analysis, commentary, final.
+{%- endmacro -%}
+{%- set ns = namespace(last_user=none) -%}
+{%- set system %}{{ render_system(reasoning_effort | default("medium")) }}{% endset -%}
+<|start|>system<|message|>{{ system }}<|end|>
+{%- for message in messages -%}
+    {%- if message.role == "assistant" and "tool_calls" in message -%}
+        {%- set call = message.tool_calls[0].function -%}
+        <|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
+        {{- call.arguments|tojson }}<|call|>
+    {%- elif message.content is mapping -%}
+        {{- raise_exception("a content is text") -}}
+    {%- else -%}
+        {%- if loop.last %}{% set ns.last_user = loop.index0 %}{% endif -%}
+        <|start|>{{ message.role }}<|message|>{{ message.content | trim }}<|end|>
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+"""
+"""What the template of gpt-oss makes use of: macros, blocks that are set, a namespace, the date, tool calls as JSON."""
+
+
+def test_what_a_harmony_template_asks_for() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": "é"}}}
+    messages = [{"role": "user", "content": " hi "}, {"role": "assistant", "tool_calls": [call]}]
+    found = render(HARMONY, messages, variables={"reasoning_effort": "high"})
+    head, _, rest = found.partition("\n\nReasoning: high\n\n")
+    assert re.fullmatch(r"<\|start\|>system<\|message\|>Current date: \d{4}-\d\d-\d\d", head)
+    assert rest == (
+        "# Valid channels: analysis, commentary, final.<|end|><|start|>user<|message|>hi<|end|>"
+        '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"x": "é"}<|call|><|start|>assistant'
+    )
+    with pytest.raises(ParameterError, match="a content is text"):
+        render(HARMONY, [{"role": "user", "content": {"text": "hi"}}])
 
 
 def test_messages_are_not_modified() -> None:

@@ -17,6 +17,7 @@ from paceline.errors import CheckpointError, ParameterError, UnsupportedError
 from paceline.text.byte_alphabet import byte_of_character
 from paceline.text.gguf_tokenizer import tokenizer_from_metadata
 from paceline.text.pretokenizers import PRETOKENIZERS
+from paceline.text.special_tokens import end_token_ids
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf import read_header
 from paceline.weights.mapped_file import map_file
@@ -99,6 +100,15 @@ def test_tekken_and_default_cut_as_they_should(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "t.gguf", byte_level_values(train_byte_level("gpt-2"), "gpt-2"))
     metadata = dict(read_header(path, map_file(path)).metadata)
     assert pieces("tekken", "camelCase HTTPServer 12/\n") == ["camel", "Case", " HTTPServer", " ", "1", "2", "/\n"]
+    assert pieces("gpt-4o", "camelCase HTTPServer's 1234/\n") == [
+        "camel",
+        "Case",
+        " HTTPServer's",
+        " ",
+        "123",
+        "4",
+        "/\n",
+    ]
     assert pieces("default", "ab=c 12345") == ["ab", "=", "c", " ", "123", "45"]
     assert pieces("smollm", "ab 123") == ["ab", " ", "1", "2", "3"]
     assert pieces("llama-bpe", "it's 12345") == ["it", "'s", " ", "123", "45"]
@@ -121,6 +131,15 @@ def test_special_tokens_of_a_gguf_file(tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == (2, 1, 0)
     inner = tokenizer.encode("a b", add_special_tokens=False)
     assert tokenizer.encode("a b") == [1, *inner, 2]
+
+
+def test_a_harmony_message_ends_no_answer() -> None:
+    """gpt-oss: an answer is several messages, and <|end|> stands between them."""
+    ids = {"<|endoftext|>": 1, "<|end|>": 2, "<|return|>": 3, "<|call|>": 4}
+    assert end_token_ids([3], ids.get) == (3, 1, 4)
+    assert end_token_ids([2], {"<|end|>": 2, "<|return|>": 3}.get) == (2,)
+    phi = {"<|endoftext|>": 1, "<|end|>": 2}
+    assert end_token_ids([1], phi.get) == (1, 2)
 
 
 def test_user_defined_tokens_are_found_and_are_text(tmp_path: Path) -> None:

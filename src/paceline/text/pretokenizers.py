@@ -19,6 +19,12 @@ TEKKEN = (
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_PREFIX = r"[^\r\n\p{L}\p{N}]?"
+O200K = (
+    rf"{_PREFIX}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_PREFIX}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -57,5 +63,6 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": replace(_QWEN2, composes=False),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "gpt-4o": PreTokenizer((O200K,)),
     "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True),
 }

@@ -17,6 +17,9 @@ END_TOKENS = (
 )
 """Names under which model families end a turn or a text. Files often name just one of them as their end token."""
 
+HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""What ends an answer in OpenAI's harmony format, where "<|end|>" stands between its messages."""
+
 
 @dataclass(frozen=True)
 class SpecialTokens:
@@ -32,6 +35,11 @@ class SpecialTokens:
 
 
 def end_token_ids(declared: Iterable[int | None], special_id: Callable[[str], int | None]) -> tuple[int, ...]:
-    """The declared ids, then those of END_TOKENS that are special here (``special_id`` gives None for others)."""
-    ids = [*declared, *map(special_id, END_TOKENS)]
+    """The declared ids, then those of END_TOKENS that are special here (``special_id`` gives None for others); with
+    HARMONY_ENDS these in place of "<|end|>".
+    """
+    names: tuple[str, ...] = END_TOKENS
+    if all(special_id(name) is not None for name in HARMONY_ENDS):
+        names = (*(name for name in END_TOKENS if name != "<|end|>"), *HARMONY_ENDS)
+    ids = [*declared, *map(special_id, names)]
     return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
