@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from rounded_models import RoundedModel, rounded
 from tiny_models import tiny_checkpoint, tiny_config
 
+from paceline.config import Experts
 from paceline.errors import CheckpointError, OutputError, ParameterError, UnsupportedError
 from paceline.ops.reference import inverse_frequencies
 from paceline.quantize.export import safetensors_files
-from paceline.quantize.export.formats import check_format, default_format, is_layer_matrix
+from paceline.quantize.export.formats import FORMATS, check_format, default_format, is_layer_matrix
 from paceline.quantize.export.tensors import float_tensor, huggingface_name
 from paceline.quantize.export.write import write_model
 from paceline.quantize.scheme import Scheme
@@ -285,45 +286,6 @@ def test_a_tensor_that_a_method_changed_loses_no_bits(kind: str) -> None:
         np.testing.assert_array_equal(dequantize(raw), changed)
 
 
-SCALINGS = {
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0},
-    "longrope": {
-        "rope_type": "longrope",
-        "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
-        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
-        "original_max_position_embeddings": 64,
-    },
-}
-
-
-@pytest.mark.parametrize("kind", SCALINGS)
-def test_a_scaled_rotation_survives_gguf_and_the_way_back(kind: str, tmp_path: Path) -> None:
-    source = write_directory_model(tmp_path / "source", file_config())
-    config = json.loads((source / "config.json").read_text()) | {"rope_scaling": SCALINGS[kind]}
-    (source / "config.json").write_text(json.dumps(config))
-    model = open_checkpoint(source)
-    expected = model.config.rope.scaling
-    assert expected is not None
-    assert expected.kind == kind
-    assert expected.attention_factor > 1.1
-    for name, fmt in (("m.gguf", "gguf"), ("again.gguf", "gguf"), ("back", "gptq")):
-        write_model(RoundedModel(model, Scheme("rtn", 4, 32)), tmp_path / name, fmt)
-        model = open_checkpoint(tmp_path / name)
-        found = model.config.rope.scaling
-        assert found is not None
-        assert found.attention_factor == pytest.approx(expected.attention_factor, rel=1e-7)
-        assert replace(found, attention_factor=expected.attention_factor) == expected
-
-
-def test_a_ramp_that_gguf_cannot_say_is_refused(tmp_path: Path) -> None:
-    source = write_directory_model(tmp_path / "source", file_config())
-    scaling = SCALINGS["yarn"] | {"truncate": False}
-    config = json.loads((source / "config.json").read_text()) | {"rope_scaling": scaling}
-    (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError, match="truncate false"):
-        write_model(RoundedModel(open_checkpoint(source), Scheme("rtn", 4, 32)), tmp_path / "m.gguf", "gguf")
-
-
 def test_frequencies_of_llama_3_survive_gguf_and_the_way_back(tmp_path: Path) -> None:
     source = write_directory_model(tmp_path / "source", file_config())
     config = json.loads((source / "config.json").read_text())
@@ -380,6 +342,12 @@ def test_widths_that_do_not_fit() -> None:
     with pytest.raises(ParameterError, match=r"head_bits=4.*48 inputs, no multiple of 32: 16"):
         check_format(file_config(hidden_size=48), Scheme("rtn", 4, None), "paceline", head_bits=4)
     check_format(file_config(), Scheme("rtn", 3, 32), "gptq")
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_mixtures_of_experts_are_not_quantised(fmt: str) -> None:
+    with pytest.raises(UnsupportedError, match="mixtral: a mixture of experts"):
+        check_format(file_config(architecture="mixtral", experts=Experts(4, 2, 64)), Scheme("rtn"), fmt)
 
 
 @pytest.mark.parametrize("fmt", ["compressed-tensors", "gptq", "awq", "gguf", "paceline"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from paceline.config import ModelConfig
-from paceline.errors import ParameterError
+from paceline.errors import ParameterError, UnsupportedError
 from paceline.quantize.export.head import GROUP, head_name
 from paceline.quantize.scheme import Scheme
 from paceline.weights.inventory import expected_shapes
@@ -29,8 +29,10 @@ def default_format(config: ModelConfig) -> Format:
 
 def check_format(config: ModelConfig, scheme: Scheme, fmt: str, *, head_bits: int | None = None) -> None:
     """ParameterError, naming the formats that would do, when a model of that configuration and scheme cannot be written
-    in that format; also when the group does not divide a matrix.
+    in that format; also when the group does not divide a matrix. UnsupportedError for a mixture of experts.
     """
+    if config.experts is not None:
+        raise UnsupportedError(f"{config.architecture}: a mixture of experts; Paceline quantises dense models")
     if fmt not in FORMATS:
         raise ParameterError("format", fmt, f"one of {', '.join(FORMATS)}")
     if head_bits is not None and head_bits not in HEAD_BITS:
