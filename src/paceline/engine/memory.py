@@ -31,8 +31,8 @@ def tensor_bytes(name: str, tensor: TensorHeader, weights: WeightFormat) -> int:
 def workspace_bytes(model: ModelConfig, config: EngineConfig) -> int:
     """Bytes of one step's activations, rounded up: all rows in f32 and int8, and logits of ``max_outputs`` outputs."""
     row = 4 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size)
-    if model.experts is None:
+    if model.experts is None or model.experts.dense_layers:
         row += 3 * model.intermediate_size
-    else:  # hidden values of every choice
+    if model.experts is not None:  # hidden values of every choice
         row += model.experts.num_experts + 2 * model.experts.num_chosen * model.experts.width
     return 5 * row * config.token_budget + 4 * model.vocab_size * config.max_outputs
