@@ -55,9 +55,32 @@ def wrong_values(native: MemoryCheckpoint, reference: MemoryCheckpoint, **config
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_1", "Q4G64Z", "Q8G64", "Q8C"])
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_1", "Q4G64Z", "Q8G64", "Q8C", "MXFP4"])
 def test_every_kind_as_the_file_holds_it(isa: str, kind: str) -> None:
     checkpoint = tiny_checkpoint(expert_config(), kind)
+    assert wrong_values(checkpoint, checkpoint, isa=isa, num_threads=2) == set()
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "qwen3moe": {"experts": Experts(6, 3, 64, normalise=False, dense_layers=(1,)), "num_layers": 3},
+    "gpt-oss": {
+        "experts": Experts(6, 3, 64, biases=True),
+        "activation": "swiglu_oai",
+        "attention_bias": True,
+        "output_bias": True,
+        "attention_sinks": True,
+        "sliding_window": 20,
+        "windowed_layers": (True, False),
+    },
+}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_families(isa: str, architecture: str) -> None:
+    config = replace(expert_config(**FAMILIES[architecture]), architecture=architecture)
+    checkpoint = tiny_checkpoint(config, "Q4_0", kinds={"exps.weight": "MXFP4", "gate_inp.weight": "F32"})
     assert wrong_values(checkpoint, checkpoint, isa=isa, num_threads=2) == set()
 
 

@@ -118,10 +118,9 @@ def saved_cases(cases: Mapping[str, Case], factory: pytest.TempPathFactory) -> S
         torch.manual_seed(case.seed)
         model = case.model(case.config(**({"initializer_range": 0.15} | SHAPE | case.changes))).to(case.dtype)
         with torch.no_grad():
+            # Norms are initialised to one and biases to zero, which would hide them.
             for parameter_name, parameter in model.named_parameters():
-                if (
-                    parameter.dim() == 1 or "bias" in parameter_name
-                ):  # norms are initialised to one and biases to zero, which would hide them
+                if parameter.dim() == 1 or "bias" in parameter_name:
                     parameter.add_(torch.randn_like(parameter) * (0.5 if "bias" in parameter_name else 0.2))
         model.save_pretrained(directory, max_shard_size=case.shard)
         logits = {}
