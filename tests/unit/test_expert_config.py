@@ -201,7 +201,7 @@ def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
 
 def config_of(values: dict[str, Any], *names: str) -> Any:
     shapes = dict.fromkeys(names, (64,)) | {"token_embd.weight": (75, 64), "output.weight": (75, 64)}
-    return config_from_metadata(PATH, values, shapes, rope_factors=None)
+    return config_from_metadata(PATH, values, shapes, rope_vectors={})
 
 
 def test_experts_of_gguf_files() -> None:

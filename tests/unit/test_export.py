@@ -286,6 +286,45 @@ def test_a_tensor_that_a_method_changed_loses_no_bits(kind: str) -> None:
         np.testing.assert_array_equal(dequantize(raw), changed)
 
 
+SCALINGS = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_a_scaled_rotation_survives_gguf_and_the_way_back(kind: str, tmp_path: Path) -> None:
+    source = write_directory_model(tmp_path / "source", file_config())
+    config = json.loads((source / "config.json").read_text()) | {"rope_scaling": SCALINGS[kind]}
+    (source / "config.json").write_text(json.dumps(config))
+    model = open_checkpoint(source)
+    expected = model.config.rope.scaling
+    assert expected is not None
+    assert expected.kind == kind
+    assert expected.attention_factor > 1.1
+    for name, fmt in (("m.gguf", "gguf"), ("again.gguf", "gguf"), ("back", "gptq")):
+        write_model(RoundedModel(model, Scheme("rtn", 4, 32)), tmp_path / name, fmt)
+        model = open_checkpoint(tmp_path / name)
+        found = model.config.rope.scaling
+        assert found is not None
+        assert found.attention_factor == pytest.approx(expected.attention_factor, rel=1e-7)
+        assert replace(found, attention_factor=expected.attention_factor) == expected
+
+
+def test_a_ramp_that_gguf_cannot_say_is_refused(tmp_path: Path) -> None:
+    source = write_directory_model(tmp_path / "source", file_config())
+    scaling = SCALINGS["yarn"] | {"truncate": False}
+    config = json.loads((source / "config.json").read_text()) | {"rope_scaling": scaling}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="truncate false"):
+        write_model(RoundedModel(open_checkpoint(source), Scheme("rtn", 4, 32)), tmp_path / "m.gguf", "gguf")
+
+
 def test_frequencies_of_llama_3_survive_gguf_and_the_way_back(tmp_path: Path) -> None:
     source = write_directory_model(tmp_path / "source", file_config())
     config = json.loads((source / "config.json").read_text())

@@ -101,7 +101,7 @@ SHAPES = {"token_embd.weight": (75, 64)}
 def from_gguf(architecture: str, **changes: Any) -> Any:
     keys = {f"{architecture}.{key.replace('__', '.')}": value for key, value in (METADATA | changes).items()}
     metadata = {"general.architecture": architecture} | keys
-    return config_from_metadata(Path("m.gguf"), metadata, SHAPES, rope_factors=None)
+    return config_from_metadata(Path("m.gguf"), metadata, SHAPES, rope_vectors={})
 
 
 def test_what_gguf_files_leave_to_the_reader() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def tensor_shapes(*, tied: bool = True, bias: bool = False, norms: bool = False)
         if norms:
             shapes |= {f"blk.{i}.attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
     return shapes
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 
 
 def write_model(
@@ -269,9 +273,14 @@ def test_qwen3_takes_its_head_length_from_the_file(tmp_path: Path) -> None:
         ({"rope.scale_linear": 2.0}, RopeScaling("linear", factor=2.0)),
         ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
+        (YARN, RopeScaling("yarn", factor=4.0, original_context=32, attention_factor=1 + 0.1 * math.log(4))),
+        (
+            {**YARN, "rope.scaling.yarn_attn_factor": 1.5, "rope.scaling.yarn_beta_fast": 16.0},
+            RopeScaling("yarn", factor=4.0, original_context=32, beta_fast=16.0, attention_factor=1.5),
+        ),
     ],
 )
-def test_linear_rope_scaling(tmp_path: Path, extra: dict[str, Any], scaling: RopeScaling | None) -> None:
+def test_rope_scaling(tmp_path: Path, extra: dict[str, Any], scaling: RopeScaling | None) -> None:
     checkpoint = open_checkpoint(write_model(tmp_path / "r.gguf", extra=extra))
     assert checkpoint.config.rope.scaling == scaling
 
@@ -307,6 +316,15 @@ def test_sliding_window(tmp_path: Path) -> None:
         ),
         ({"tensors": {"rope_freqs.weight": np.zeros(8, np.float32)}}, CheckpointError, "'rope_freqs.weight'"),
         ({"extra": {"rope.scaling.type": "ntk"}}, UnsupportedError, "rope.scaling.type 'ntk'"),
+        ({"extra": {"rope.scaling.type": "longrope"}}, CheckpointError, "'rope_factors_short.weight'"),
+        ({"extra": {"rope.scaling.attn_factor": 1.5}}, UnsupportedError, "attn_factor without scaling"),
+        ({"extra": {**YARN, "rope.scaling.attn_factor": 1.5}}, UnsupportedError, "attn_factor is 1.5"),
+        ({"extra": {**YARN, "rope.scaling.yarn_log_multiplier": 0.1}}, UnsupportedError, "yarn_log_multiplier"),
+        ({"extra": {**YARN, "rope.scaling.yarn_beta_slow": 40.0}}, CheckpointError, "yarn_beta_slow 40"),
+        ({"extra": {**YARN, "rope.freq_base": 1.0}}, CheckpointError, "rope.freq_base is 1"),
+        ({"extra": YARN, "tensors": {"rope_freqs.weight": np.ones(8, np.float32)}}, UnsupportedError, "together with"),
+        ({"tensors": {"rope_factors_long.weight": np.ones(8, np.float32)}}, UnsupportedError, "with its pair"),
+        ({"tensors": {"rope_factors_long.weight": np.ones(7, np.float32)}}, CheckpointError, "expected 8 positive"),
         ({"extra": {"expert_count": 8}}, CheckpointError, "expert_used_count"),
         ({"extra": {"feed_forward_length": [96, 64]}}, UnsupportedError, "differs from layer to layer"),
         (

@@ -289,6 +289,11 @@ def test_rope_in_both_styles(tmp_path: Path, changes: dict[str, Any], rope: Rope
         ({"architectures": ...}, "architecture None"),
         ({"architectures": 7}, "architecture 7"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architecture ['LlamaForCausalLM']"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "alpha": 2.0}}, "rope_type 'yarn' with alpha"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0, "mrope_section": [8]}},
+            "'linear' with mrope_section",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

@@ -60,7 +60,8 @@ class Family:
     neighbours. ``norm_offset`` is added to the weights of norms in safetensors; GGUF files hold the sum. ``text_name``:
     name of a tensor in safetensors -> in a model of text alone, None for a tensor that text does not need.
     ``tensor_names``: tensor of a layer that is neither called weight nor bias -> in GGUF; ``expert_sources``: tensor of
-    a layer in GGUF -> where safetensors may hold it, of which the first that is there counts.
+    a layer in GGUF -> where safetensors may hold it, of which the first that is there counts. ``fused``: module of a
+    layer that files may hold as one matrix -> the modules whose rows these are, in order; all names are GGUF's.
     """
 
     architecture: str
@@ -73,3 +74,4 @@ class Family:
     text_name: Callable[[str], str | None] = _same
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     expert_sources: Mapping[str, tuple[ExpertSource, ...]] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

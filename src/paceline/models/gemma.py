@@ -21,11 +21,11 @@ import numpy as np
 
 from paceline.config import ModelConfig, RopeConfig
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models import gguf_keys, huggingface_keys
+from paceline.models import gguf_keys, huggingface_keys, llama
 from paceline.models.family import BLOCK_NAMES, Family
 from paceline.models.gguf_keys import GGUFKeys
-from paceline.models.huggingface_keys import HuggingFaceKeys
-from paceline.models.llama import attention_block, feed_forward_block
+from paceline.models.huggingface_keys import FULL, WINDOW, HuggingFaceKeys
+from paceline.models.layer_patterns import all_but_every
 from paceline.ops.builder import GraphBuilder
 from paceline.ops.graph import Graph
 
@@ -56,25 +56,18 @@ GEMMA2_PERIOD, GEMMA3_PERIOD = 2, 6
 LARGEST = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose queries are scaled by the width of hidden states a head, not by that of heads."""
 
-WINDOW, FULL = "sliding_attention", "full_attention"
 OTHER_MODALITIES = ("vision_tower.", "multi_modal_projector.")
 
 
 def build(config: ModelConfig) -> Graph:
     """The graph of a step, from tokens to logits."""
-    g = GraphBuilder()
-    x = g.embed(
-        "token_embd.weight", vocab_size=config.vocab_size, width=config.hidden_size, scale=config.embedding_scale
-    )
+    g, eps = GraphBuilder(), config.rms_norm_eps
+    x = llama.embeddings(g, config)
     for layer in range(config.num_layers):
-        p, eps = f"blk.{layer}", config.rms_norm_eps
-        x = g.add(x, g.rms_norm(attention_block(g, x, config, layer), f"{p}.post_attention_norm.weight", eps=eps))
-        x = g.add(x, g.rms_norm(feed_forward_block(g, x, config, layer), f"{p}.post_ffw_norm.weight", eps=eps))
-    x = g.select_outputs(x)
-    x = g.rms_norm(x, "output_norm.weight", eps=config.rms_norm_eps)
-    head = "token_embd.weight" if config.tie_embeddings else "output.weight"
-    (logits,) = g.linear(x, [(head, config.vocab_size)], role="head")
-    return g.finish(logits if config.logit_softcap is None else g.softcap(logits, cap=config.logit_softcap))
+        p = f"blk.{layer}"
+        x = g.add(x, g.rms_norm(llama.attention_block(g, x, config, layer), f"{p}.post_attention_norm.weight", eps=eps))
+        x = g.add(x, g.rms_norm(llama.feed_forward_block(g, x, config, layer), f"{p}.post_ffw_norm.weight", eps=eps))
+    return llama.finish(g, x, config)
 
 
 # ---- config.json ----
@@ -94,14 +87,15 @@ def _gemma3_config(keys: HuggingFaceKeys) -> ModelConfig:
     keys = keys.with_defaults(**COMMON_DEFAULTS, **GEMMA3_DEFAULTS)
     if keys.get("attn_logit_softcapping") is not None:
         raise UnsupportedError(f"{keys.path}: attn_logit_softcapping: Gemma 3 does not cap attention scores")
-    head_dim = keys.integer("head_dim")
+    head_dim, theta = keys.integer("head_dim"), keys.get("rope_theta", GLOBAL_THETA)
+    local_theta = keys.get("rope_local_base_freq", LOCAL_THETA)
     return _config(
         keys,
         "gemma3",
         period=keys.integer("sliding_window_pattern", GEMMA3_PERIOD),
         qk_norm=True,
-        rope=_rope_of(keys, FULL, head_dim, {"rope_theta": keys.get("rope_theta", GLOBAL_THETA)}),
-        local_rope=_rope_of(keys, WINDOW, head_dim, {"rope_theta": keys.get("rope_local_base_freq", LOCAL_THETA)}),
+        rope=huggingface_keys.rope_of_kind(keys, FULL, head_dim, {"rope_theta": theta}),
+        local_rope=huggingface_keys.rope_of_kind(keys, WINDOW, head_dim, {"rope_theta": local_theta}),
     )
 
 
@@ -121,7 +115,7 @@ def _config(keys: HuggingFaceKeys, architecture: str, *, period: int, **changes:
     activation = keys.get("hidden_activation")
     if activation not in ("gelu_pytorch_tanh", None):
         raise UnsupportedError(f"{keys.path}: hidden_activation {activation!r}; Gemma has gelu_pytorch_tanh")
-    num_layers, hidden_size = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
+    num_layers, hidden_size = keys.num_layers(), keys.integer("hidden_size")
     head_dim, scalar = keys.integer("head_dim"), keys.number("query_pre_attn_scalar")
     return huggingface_keys.dense_config(
         keys,
@@ -131,38 +125,9 @@ def _config(keys: HuggingFaceKeys, architecture: str, *, period: int, **changes:
         attention_scale=None if scalar == head_dim else 1 / math.sqrt(scalar),
         logit_softcap=_optional_number(keys, "final_logit_softcapping"),
         sliding_window=keys.integer("sliding_window"),
-        windowed_layers=_windowed_layers(keys, num_layers, period),
+        windowed_layers=huggingface_keys.windowed_layers(keys, all_but_every(period, num_layers)),
         **changes,
     )
-
-
-def _windowed_layers(keys: HuggingFaceKeys, num_layers: int, period: int) -> tuple[bool, ...]:
-    kinds = huggingface_keys.layer_types(keys)
-    if not kinds:
-        return _every(num_layers, period)
-    if unknown := sorted(set(kinds) - {WINDOW, FULL}):
-        raise UnsupportedError(f"{keys.path}: layer_types: {', '.join(unknown)}; Paceline has {WINDOW} and {FULL}")
-    if len(kinds) != num_layers:
-        raise CheckpointError(keys.path, f"layer_types names {len(kinds)} layers of {num_layers}")
-    return tuple(kind == WINDOW for kind in kinds)
-
-
-def _rope_of(keys: HuggingFaceKeys, kind: str, head_dim: int, defaults: Mapping[str, Any]) -> RopeConfig:
-    """The rotation of layers of one kind. Transformers 5 nests ``rope_parameters`` by kind; before, ``rope_scaling``
-    was that of the layers that see everything.
-    """
-    nested = keys.get("rope_parameters") or {}
-    if not isinstance(nested, Mapping) or not all(isinstance(value or {}, Mapping) for value in nested.values()):
-        raise CheckpointError(keys.path, f"rope_parameters is {nested!r}, expected an object a kind of layer")
-    if unknown := sorted(nested.keys() - {WINDOW, FULL}):
-        raise UnsupportedError(f"{keys.path}: rope_parameters: {', '.join(unknown)}; Gemma 3 has {FULL} and {WINDOW}")
-    scaling = keys.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise CheckpointError(keys.path, f"rope_scaling is {scaling!r}, expected an object")
-    values = {**defaults, **(nested.get(kind) or {}), **(scaling if kind == FULL else {})}
-    context = keys.get("max_position_embeddings")
-    of_kind = HuggingFaceKeys(keys.path, {"rope_parameters": values, "max_position_embeddings": context})
-    return huggingface_keys.rope_config(of_kind, head_dim)
 
 
 def _optional_number(keys: HuggingFaceKeys, key: str) -> float | None:
@@ -171,11 +136,6 @@ def _optional_number(keys: HuggingFaceKeys, key: str) -> float | None:
 
 def _embedding_scale(hidden_size: int) -> float:
     return float(np.float32(math.sqrt(hidden_size)))
-
-
-def _every(num_layers: int, period: int) -> tuple[bool, ...]:
-    """Which layers have the window when every ``period``-th sees everything."""
-    return tuple((layer + 1) % period != 0 for layer in range(num_layers))
 
 
 def _text_name(name: str) -> str | None:
@@ -193,13 +153,13 @@ def _text_name(name: str) -> str | None:
 def _gguf_config(fields: GGUFKeys) -> ModelConfig:
     architecture = fields.architecture
     is_second = architecture == "gemma2"
-    num_layers, hidden_size = fields.integer("block_count"), fields.integer("embedding_length")
+    num_layers, hidden_size = fields.num_layers(), fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
     changes: dict[str, Any] = {"sliding_window": 4096} if is_second else {"qk_norm": True}
     if fields.get("attention.sliding_window"):
         changes["sliding_window"] = fields.integer("attention.sliding_window")
     if changes.get("sliding_window"):
-        changes["windowed_layers"] = _gguf_windowed_layers(fields, num_layers)
+        changes["windowed_layers"] = gguf_keys.windowed_layers(fields, GEMMA2_PERIOD if is_second else GEMMA3_PERIOD)
     if num_layers == LARGEST[architecture]:
         changes["attention_scale"] = 1 / math.sqrt(hidden_size / num_heads)
     if is_second:
@@ -216,18 +176,6 @@ def _gguf_config(fields: GGUFKeys) -> ModelConfig:
     return gguf_keys.dense_config(
         fields, activation="gelu_tanh", embedding_scale=_embedding_scale(hidden_size), **changes
     )
-
-
-def _gguf_windowed_layers(fields: GGUFKeys, num_layers: int) -> tuple[bool, ...]:
-    """``attention.sliding_window_pattern`` is a period, or a flag for each layer."""
-    pattern = fields.get("attention.sliding_window_pattern")
-    if hasattr(pattern, "tolist"):
-        if len(pattern) != num_layers:
-            problem = f"names {len(pattern)} layers of {num_layers}"
-            raise CheckpointError(fields.path, f"{fields.architecture}.attention.sliding_window_pattern {problem}")
-        return tuple(bool(flag) for flag in pattern.tolist())
-    period = GEMMA2_PERIOD if fields.architecture == "gemma2" else GEMMA3_PERIOD
-    return _every(num_layers, fields.integer("attention.sliding_window_pattern", period))
 
 
 GEMMA2 = Family(

@@ -9,6 +9,14 @@ from typing import Any
 
 from paceline.config import Experts, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.models.layer_patterns import MAX_LAYERS, all_but_every
+
+ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = ROPE_VECTORS = (
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
+"""Tensors that are configuration: what rotary frequencies are divided by."""
 
 SOFTMAX_GATING, SOFTMAX_WEIGHT_GATING = 1, 3
 """Values of expert_gating_func: softmax over all experts, and over the chosen ones."""
@@ -19,7 +27,7 @@ EXPERTS_REFUSED = ("expert_shared_count", "expert_shared_feed_forward_length", "
 class GGUFKeys:
     """Typed access to the keys of one architecture; errors name the file and the key.
 
-    ``shapes`` are those of all tensors, ``rope_factors`` the values of rope_freqs.weight where the file has that.
+    ``shapes`` are those of all tensors; ``rope_vectors`` the values of those of ROPE_VECTORS that the file has.
     """
 
     def __init__(
@@ -28,13 +36,13 @@ class GGUFKeys:
         metadata: Mapping[str, Any],
         architecture: str,
         shapes: Mapping[str, tuple[int, ...]],
-        rope_factors: tuple[float, ...] | None,
+        rope_vectors: Mapping[str, tuple[float, ...]],
     ) -> None:
         self.path = path
         self.metadata = metadata
         self.architecture = architecture
         self.shapes = shapes
-        self.rope_factors = rope_factors
+        self.rope_vectors = rope_vectors
 
     def get(self, key: str) -> Any:
         return self.metadata.get(f"{self.architecture}.{key}")
@@ -51,6 +59,13 @@ class GGUFKeys:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(self.path, f"{self.architecture}.{key} is {value!r}, expected a positive integer")
         return value
+
+    def num_layers(self) -> int:
+        """The number of layers, for readers that say something of each."""
+        count = self.integer("block_count")
+        if count > MAX_LAYERS:
+            raise CheckpointError(self.path, f"{self.architecture}.block_count is {count}, at most {MAX_LAYERS}")
+        return count
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
@@ -113,45 +128,86 @@ def experts(fields: GGUFKeys, *, biases: bool = False) -> Experts:
     return Experts(num_experts, num_chosen, width, fields.get("expert_weights_norm") is not False, biases)
 
 
-def rope_config(fields: GGUFKeys, head_dim: int, *, truncate: bool = True) -> RopeConfig:
-    """The rotation of a head, as the keys ``rope.*`` and rope_freqs.weight say. No key says what YaRN's ``truncate``
-    is.
+def windowed_layers(fields: GGUFKeys, period: int) -> tuple[bool, ...]:
+    """Which layers have the window: ``attention.sliding_window_pattern`` is a flag for each, or says that every so many
+    layers one sees everything; it is ``period`` where the file has none.
     """
-    factors = fields.rope_factors
+    num_layers, pattern = fields.num_layers(), fields.get("attention.sliding_window_pattern")
+    if not hasattr(pattern, "tolist"):
+        return all_but_every(fields.integer("attention.sliding_window_pattern", period), num_layers)
+    if len(pattern) != num_layers:
+        problem = f"names {len(pattern)} layers of {num_layers}"
+        raise CheckpointError(fields.path, f"{fields.architecture}.attention.sliding_window_pattern {problem}")
+    return tuple(bool(flag) for flag in pattern.tolist())
+
+
+# ---- rotation ----
+
+
+def rope_config(fields: GGUFKeys, head_dim: int, *, truncate: bool = True) -> RopeConfig:
+    """The rotation of a head, as the keys ``rope.*`` and the tensors of ROPE_VECTORS say. No key says what YaRN's
+    ``truncate`` is.
+    """
     theta = fields.number("rope.freq_base", 10000.0)
     dim = fields.integer("rope.dimension_count", head_dim)
     if dim > head_dim or dim % 2:
         raise CheckpointError(fields.path, f"rope.dimension_count {dim} is impossible for heads of {head_dim}")
     kind = fields.get("rope.scaling.type") or "linear"
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise UnsupportedError(f"{fields.path}: rope.scaling.type {kind!r}; Paceline has linear, yarn and longrope")
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
-    if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedError(
-            f"{fields.path}: rope.scaling.type {kind!r}; Paceline has linear, yarn and rope_freqs.weight"
-        )
     scaling = None
     if kind == "linear" and factor != 1.0:
         scaling = RopeScaling("linear", factor=factor)
     elif kind == "yarn":
+        if theta <= 1:
+            raise CheckpointError(fields.path, f"rope.freq_base is {theta}, expected more than 1 with YaRN")
         scaling = _yarn(fields, factor, truncate)
-    if factors is not None:
+    elif kind == "longrope" and SHORT_FACTORS not in fields.rope_vectors:
+        raise CheckpointError(fields.path, "missing", tensor=SHORT_FACTORS)
+    if fields.rope_vectors:
         if scaling is not None:
-            raise UnsupportedError(f"{fields.path}: rope.scaling.type {kind!r} together with rope_freqs.weight")
-        if len(factors) != dim // 2 or not all(0 < value < float("inf") for value in factors):
-            raise CheckpointError(fields.path, f"expected {dim // 2} positive numbers", tensor="rope_freqs.weight")
-        scaling = RopeScaling("factors", factors=factors)
+            found = ", ".join(fields.rope_vectors)
+            raise UnsupportedError(f"{fields.path}: rope.scaling.type {kind!r} together with {found}")
+        scaling = _divided(fields, dim // 2)
+    if scaling is None and fields.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise UnsupportedError(f"{fields.path}: rope.scaling.attn_factor without scaling")
     return RopeConfig(theta, dim, scaling)
+
+
+def _divided(fields: GGUFKeys, num_pairs: int) -> RopeScaling:
+    """Frequencies divided by numbers of the file, which choose themselves by the context if there are two sets."""
+    for name, values in fields.rope_vectors.items():
+        if len(values) != num_pairs or not all(0 < value < float("inf") for value in values):
+            raise CheckpointError(fields.path, f"expected {num_pairs} positive numbers", tensor=name)
+    attention = fields.number("rope.scaling.attn_factor", 1.0)
+    if set(fields.rope_vectors) == {ROPE_FACTORS}:
+        return RopeScaling("factors", factors=fields.rope_vectors[ROPE_FACTORS], attention_factor=attention)
+    if set(fields.rope_vectors) != {SHORT_FACTORS, LONG_FACTORS}:
+        found = ", ".join(fields.rope_vectors)
+        raise UnsupportedError(f"{fields.path}: {found}; Paceline has {ROPE_FACTORS}, or {SHORT_FACTORS} with its pair")
+    return RopeScaling(
+        "longrope",
+        original_context=fields.integer("rope.scaling.original_context_length"),
+        factors=fields.rope_vectors[SHORT_FACTORS],
+        long_factors=fields.rope_vectors[LONG_FACTORS],
+        attention_factor=attention,
+    )
 
 
 def _yarn(fields: GGUFKeys, factor: float, truncate: bool) -> RopeScaling:
     for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.attn_factor"):
         if fields.get(key) not in (None, 0.0, 1.0):
             raise UnsupportedError(f"{fields.path}: {key} is {fields.get(key)!r}; Paceline has YaRN without it")
+    fast, slow = fields.number("rope.scaling.yarn_beta_fast", 32.0), fields.number("rope.scaling.yarn_beta_slow", 1.0)
+    if fast <= slow:
+        raise CheckpointError(fields.path, f"rope.scaling.yarn_beta_slow {slow} must be below yarn_beta_fast {fast}")
     return RopeScaling(
         "yarn",
         factor=factor,
         original_context=fields.integer("rope.scaling.original_context_length", fields.integer("context_length")),
-        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=fast,
+        beta_slow=slow,
         truncate=truncate,
         attention_factor=fields.number("rope.scaling.yarn_attn_factor", 1.0 + 0.1 * math.log(max(factor, 1.0))),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.config import Experts, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.models.layer_patterns import MAX_LAYERS
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu"}
 """Transformers' name -> ours."""
@@ -18,6 +19,23 @@ REFUSED_WHEN_SET = {
     "mlp_bias": "biases in the feed-forward layers",
     "num_local_experts": "a mixture of {} experts",
 }
+
+
+WINDOW, FULL = "sliding_attention", "full_attention"
+"""Kinds of layers in ``layer_types``."""
+
+COMMON_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+ROPE_KEYS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {
+        *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        "finetuned",  # says how the model came to be, not what it is
+    },
+    "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
+}
+"""Type of rotation -> keys that it has beside the common ones."""
 
 
 class HuggingFaceKeys:
@@ -43,6 +61,13 @@ class HuggingFaceKeys:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(self.path, f"{key} is {value!r}, expected a positive integer")
         return value
+
+    def num_layers(self) -> int:
+        """The number of layers, for readers that say something of each."""
+        count = self.integer("num_hidden_layers")
+        if count > MAX_LAYERS:
+            raise CheckpointError(self.path, f"num_hidden_layers is {count}, expected at most {MAX_LAYERS}")
+        return count
 
     def flag(self, key: str) -> bool:
         """True or false; null counts as absent, which is false."""
@@ -107,31 +132,86 @@ def layer_types(keys: HuggingFaceKeys) -> list[str]:
     return kinds
 
 
-def rope_config(keys: HuggingFaceKeys, head_dim: int) -> RopeConfig:
-    """Reads both styles: ``rope_parameters`` (Transformers 5) and ``rope_scaling`` beside ``rope_theta``."""
+def windowed_layers(keys: HuggingFaceKeys, usual: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which layers have the window, as ``layer_types`` says, ``usual`` where the file has none."""
+    kinds = layer_types(keys)
+    if not kinds:
+        return usual
+    if unknown := sorted(set(kinds) - {WINDOW, FULL}):
+        raise UnsupportedError(f"{keys.path}: layer_types: {', '.join(unknown)}; Paceline has {WINDOW} and {FULL}")
+    if len(kinds) != len(usual):
+        raise CheckpointError(keys.path, f"layer_types names {len(kinds)} layers of {len(usual)}")
+    return tuple(kind == WINDOW for kind in kinds)
+
+
+# ---- rotation ----
+
+
+def rope_config(keys: HuggingFaceKeys, head_dim: int, *, is_partial: bool = False) -> RopeConfig:
+    """Reads both styles: ``rope_parameters`` (Transformers 5) and ``rope_scaling`` beside ``rope_theta``.
+
+    ``is_partial``: the family has heads of which only the first components rotate. Raises UnsupportedError for a type
+    that is not built, and for a key that no reader of its type knows: it may change what the numbers mean.
+    """
     values: Mapping[str, Any] = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(keys.path, f"rope scaling is {values!r}, expected an object")
     rope = HuggingFaceKeys(keys.path, values, {"rope_theta": keys.get("rope_theta")})
     theta = rope.number("rope_theta", 10000.0)
-    if rope.get("partial_rotary_factor", keys.get("partial_rotary_factor", 1.0)) != 1.0:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROPE_KEYS:
+        raise UnsupportedError(f"{keys.path}: rope_type {kind!r}; Paceline has {', '.join(ROPE_KEYS)}")
+    if unknown := sorted(key for key in values if key not in COMMON_ROPE_KEYS | ROPE_KEYS[kind] and values[key]):
+        raise UnsupportedError(f"{keys.path}: rope_type {kind!r} with {', '.join(unknown)}, which Paceline lacks")
+    dim = _rotating(keys, rope, head_dim, is_partial)
+    if kind == "default":
+        return RopeConfig(theta, dim)
+    if kind == "linear":
+        return RopeConfig(theta, dim, RopeScaling("linear", factor=rope.number("factor")))
+    if kind == "llama3":
+        return RopeConfig(theta, dim, _llama3(keys, rope))
+    if kind == "yarn":
+        if theta <= 1:
+            raise CheckpointError(keys.path, f"rope_theta is {theta}, expected more than 1 with YaRN")
+        return RopeConfig(theta, dim, _yarn(keys, rope))
+    return RopeConfig(theta, dim, _longrope(keys, rope, dim))
+
+
+def rope_of_kind(keys: HuggingFaceKeys, kind: str, head_dim: int, usual: Mapping[str, Any]) -> RopeConfig:
+    """The rotation of the layers of one kind. Transformers 5 nests ``rope_parameters`` by kind; before,
+    ``rope_scaling`` was that of the layers that see everything. ``usual`` are the values of keys that are absent.
+    """
+    nested = keys.get("rope_parameters") or {}
+    if not isinstance(nested, Mapping) or not all(isinstance(value or {}, Mapping) for value in nested.values()):
+        raise CheckpointError(keys.path, f"rope_parameters is {nested!r}, expected an object a kind of layer")
+    if unknown := sorted(nested.keys() - {WINDOW, FULL}):
+        raise UnsupportedError(f"{keys.path}: rope_parameters: {', '.join(unknown)}; Paceline has {FULL} and {WINDOW}")
+    scaling = keys.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise CheckpointError(keys.path, f"rope_scaling is {scaling!r}, expected an object")
+    values = {**usual, **(nested.get(kind) or {}), **(scaling if kind == FULL else {})}
+    contexts = ("max_position_embeddings", "original_max_position_embeddings")
+    of_kind = HuggingFaceKeys(keys.path, {"rope_parameters": values, **{key: keys.get(key) for key in contexts}})
+    return rope_config(of_kind, head_dim)
+
+
+def _rotating(keys: HuggingFaceKeys, rope: HuggingFaceKeys, head_dim: int, is_partial: bool) -> int:
+    """How many components of a head rotate."""
+    share = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+    dim = int(head_dim * share)
+    if share != 1.0 and not is_partial:
         raise UnsupportedError(f"{keys.path}: partial_rotary_factor other than 1")
     if head_dim % 2:
         raise CheckpointError(keys.path, f"head_dim is {head_dim}, expected an even number")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return RopeConfig(theta, head_dim)
-    if kind == "linear":
-        return RopeConfig(theta, head_dim, RopeScaling("linear", factor=rope.number("factor")))
-    if kind == "llama3":
-        return RopeConfig(theta, head_dim, _llama3(keys, rope))
-    if kind == "yarn":
-        return RopeConfig(theta, head_dim, _yarn(keys, rope))
-    raise UnsupportedError(f"{keys.path}: rope_type {kind!r}; Paceline has default, linear, llama3 and yarn")
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise CheckpointError(keys.path, f"partial_rotary_factor {share} makes {dim} components of {head_dim} rotate")
+    return dim
 
 
 def _trained_context(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> int:
-    return rope.integer("original_max_position_embeddings", keys.integer("max_position_embeddings"))
+    """Of the two places for this key Transformers prefers that outside of the object."""
+    inner = rope.integer("original_max_position_embeddings", keys.integer("max_position_embeddings"))
+    return keys.integer("original_max_position_embeddings", inner)
 
 
 def _llama3(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> RopeScaling:
@@ -179,3 +259,29 @@ def experts(keys: HuggingFaceKeys, *, width: str, **changes: Any) -> Experts:
     if num_chosen > num_experts:
         raise CheckpointError(keys.path, f"num_experts_per_tok is {num_chosen} of {num_experts} experts")
     return Experts(num_experts, num_chosen, keys.integer(width), **changes)
+
+
+def _longrope(keys: HuggingFaceKeys, rope: HuggingFaceKeys, dim: int) -> RopeScaling:
+    """Attention is scaled by sqrt(1 + ln(factor) / ln(trained context)) where the file gives no number of its own
+    (2402.13753, 3.3).
+    """
+    trained = _trained_context(keys, rope)
+    if trained < 2:
+        raise CheckpointError(keys.path, f"original_max_position_embeddings is {trained}, expected more")
+    factor = rope.number("factor", keys.integer("max_position_embeddings") / trained)
+    implied = math.sqrt(1.0 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return RopeScaling(
+        "longrope",
+        original_context=trained,
+        factors=_factors(rope, "short_factor", dim // 2),
+        long_factors=_factors(rope, "long_factor", dim // 2),
+        attention_factor=rope.number("attention_factor", implied),
+    )
+
+
+def _factors(rope: HuggingFaceKeys, key: str, count: int) -> tuple[float, ...]:
+    """One positive number a pair."""
+    values = rope.get(key)
+    if not isinstance(values, list) or len(values) != count:
+        raise CheckpointError(rope.path, f"{key} is {values!r}, expected {count} positive numbers")
+    return tuple(HuggingFaceKeys(rope.path, {key: value}).number(key) for value in values)

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models import eagle, gemma, gpt_oss, llama, mixtral, qwen, qwen3_moe
+from paceline.models import eagle, gemma, gpt_oss, granite, llama, mixtral, olmo, phi3, qwen, qwen3_moe, smollm3
 from paceline.models.family import Family
 from paceline.models.gguf_keys import GGUFKeys
 from paceline.models.huggingface_keys import HuggingFaceKeys
@@ -20,6 +20,10 @@ FAMILIES: tuple[Family, ...] = (
     qwen.QWEN3,
     gemma.GEMMA2,
     gemma.GEMMA3,
+    phi3.FAMILY,
+    granite.FAMILY,
+    olmo.FAMILY,
+    smollm3.FAMILY,
     mixtral.FAMILY,
     qwen3_moe.FAMILY,
     gpt_oss.FAMILY,
@@ -59,12 +63,12 @@ def config_from_metadata(
     metadata: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     *,
-    rope_factors: tuple[float, ...] | None,
+    rope_vectors: Mapping[str, tuple[float, ...]],
 ) -> ModelConfig:
     """The configuration that a GGUF header describes; ``shapes`` are those of the file's tensors.
 
-    ``rope_factors`` are the values of the tensor rope_freqs.weight where the file has one. Raises CheckpointError for a
-    missing or impossible value, UnsupportedError for an architecture or feature that is not built.
+    ``rope_vectors`` are the values of those of ``gguf_keys.ROPE_VECTORS`` that the file has. Raises CheckpointError for
+    a missing or impossible value, UnsupportedError for an architecture or feature that is not built.
     """
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -76,4 +80,4 @@ def config_from_metadata(
         raise UnsupportedError(f"{path}: one of {metadata['split.count']} parts; join them with gguf-split")
     if "token_embd.weight" not in shapes:
         raise CheckpointError(path, "missing", tensor="token_embd.weight")
-    return readers[name](GGUFKeys(path, metadata, name, shapes, rope_factors))
+    return readers[name](GGUFKeys(path, metadata, name, shapes, rope_vectors))

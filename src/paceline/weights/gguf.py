@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.models.gguf_keys import ROPE_VECTORS
 from paceline.models.registry import config_from_metadata, family_of
-from paceline.weights.inventory import Shape, check_inventory
+from paceline.weights.inventory import Shape, check_inventory, check_layers, expected_shapes, rows_of_parts
 from paceline.weights.mapped_file import map_file
 from paceline.weights.raw import BLOCK_KINDS, RawTensor, TensorHeader
 
@@ -63,6 +64,13 @@ class TensorInfo:
     start: int
     num_bytes: int
 
+    def part(self, rows: range) -> TensorInfo:
+        """Some rows of it, which follow each other."""
+        row_bytes = self.num_bytes // self.shape[0]
+        return TensorInfo(
+            (len(rows), *self.shape[1:]), self.kind, self.start + rows.start * row_bytes, len(rows) * row_bytes
+        )
+
 
 @dataclass(frozen=True)
 class Header:
@@ -86,13 +94,20 @@ class GGUFCheckpoint:
         header = read_header(path, self._buffer)
         self.metadata = header.metadata
         tensors = dict(header.tensors)
-        rope_factors = tensors.pop("rope_freqs.weight", None)
-        factors = None if rope_factors is None else self._floats("rope_freqs.weight", rope_factors)
+        vectors = {name: self._floats(name, tensors.pop(name)) for name in ROPE_VECTORS if name in tensors}
         shapes = {name: info.shape for name, info in tensors.items()}
-        self.config = config_from_metadata(path, header.metadata, shapes, rope_factors=factors)
-        self.interleaved_rope = family_of(self.config.architecture).interleaved_gguf
-        check_inventory(path, self.config, shapes)
-        self._tensors = tensors
+        self.config = config_from_metadata(path, header.metadata, shapes, rope_vectors=vectors)
+        family = family_of(self.config.architecture)
+        self.interleaved_rope = family.interleaved_gguf
+        check_layers(path, self.config, len(tensors))
+        expected = expected_shapes(self.config) if family.fused else {}
+        self._tensors: dict[str, TensorInfo] = {}
+        for name, info in tensors.items():
+            for part, rows in rows_of_parts(path, name, info.shape[0], family.fused, expected).items():
+                if part in self._tensors:
+                    raise CheckpointError(path, "occurs twice, by itself and in another tensor", tensor=part)
+                self._tensors[part] = info.part(rows)
+        check_inventory(path, self.config, {name: info.shape for name, info in self._tensors.items()})
 
     @property
     def path(self) -> str:

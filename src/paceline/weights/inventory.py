@@ -25,6 +25,29 @@ def check_layers(path: Path, config: ModelConfig, num_tensors: int) -> None:
         raise CheckpointError(path, f"says it has {config.num_layers} layers but holds only {num_tensors} tensors")
 
 
+def rows_of_parts(
+    path: Path, name: str, num_rows: int, fused: Mapping[str, tuple[str, ...]], expected: Mapping[str, Shape]
+) -> dict[str, range]:
+    """Which tensors a tensor of ``num_rows`` rows is, with the rows of each: several where it is one of ``fused``
+    (``Family.fused``), else it is itself.
+
+    ``expected`` are the shapes that the model needs. Raises CheckpointError for another number of rows than the parts
+    have together.
+    """
+    block, layer, module, parameter = name.split(".") if name.count(".") == 3 else ("", "", "", "")
+    if module not in fused or (name in expected and expected[name][0] == num_rows):
+        return {name: range(num_rows)}
+    parts, end = {}, 0
+    for part in (".".join((block, layer, each, parameter)) for each in fused[module]):
+        if part not in expected:
+            return {name: range(num_rows)}
+        parts[part] = range(end, end + expected[part][0])
+        end = parts[part].stop
+    if end != num_rows:
+        raise CheckpointError(path, f"has {num_rows} rows, expected {end}: {', '.join(parts)}", tensor=name)
+    return parts
+
+
 def check_inventory(path: Path, config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     """Raises CheckpointError for a tensor that is missing or has another shape, UnsupportedError for one left over.
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,7 @@ class QuantizedModule:
         self._layout: Layout = quantization.layout(module)
         self._entries = entries
         self._buffers = buffers
+        self._rows = slice(None)
         self._check_names()
         self.shape = self._layout.shape(self._planes(with_scales=False))
         group = self._layout.group or self.shape[1]
@@ -82,13 +85,20 @@ class QuantizedModule:
                 f"multiples of {GROUP_STEP} inputs: leave the module unquantised"
             )
 
+    def part(self, rows: range) -> QuantizedModule:
+        """Some of its outputs, as a matrix; it is unpacked from all planes of the module."""
+        part = copy(self)
+        part._rows = slice(rows.start, rows.stop)
+        part.shape = (len(rows), self.shape[1])
+        return part
+
     @cached_property
     def header(self) -> TensorHeader:
         """Shape and kind; reads the zero points only, which are few."""
         planes = self._planes(with_scales=False)
         layout = self._layout
         planes.num_groups(self.shape[1], layout.group)
-        is_symmetric = bool((layout.zero(planes) == 1 << (layout.bits - 1)).all())
+        is_symmetric = bool((layout.zero(planes)[self._rows] == 1 << (layout.bits - 1)).all())
         group = layout.group or self.shape[1]
         kind = block_kind(layout.bits, group, is_symmetric=is_symmetric, per_token=layout.per_token)
         return TensorHeader(self.shape, kind)
@@ -96,7 +106,9 @@ class QuantizedModule:
     def tensor(self, name: str) -> RawTensor:
         """The matrix in blocks, named ``name``. Raises as ``Layout.unpack`` does; the file's pages are given back."""
         planes = self._planes(with_scales=True)
-        tensor = self._layout.unpack(planes).blocks(name)
+        whole, rows = self._layout.unpack(planes), self._rows
+        part = replace(whole, codes=whole.codes[rows], scale=whole.scale[rows], zero=whole.zero[rows])
+        tensor = part.blocks(name)
         for array in planes.arrays.values():
             if array.size:
                 drop_file_pages(array.reshape(-1).view(np.uint8))

@@ -21,7 +21,7 @@ from paceline.models.family import BLOCK_NAMES, TOP_NAMES
 from paceline.models.registry import config_from_json, family_of
 from paceline.weights.blocks import dequantize
 from paceline.weights.expert_tensors import ExpertReader, MadeTensor
-from paceline.weights.inventory import check_inventory, check_layers, expected_shapes
+from paceline.weights.inventory import Shape, check_inventory, check_layers, expected_shapes, rows_of_parts
 from paceline.weights.mapped_file import map_file
 from paceline.weights.quantization_config import Quantization, read_quantization
 from paceline.weights.quantized_modules import QuantizedModule, is_zero, split_modules
@@ -64,10 +64,13 @@ class HuggingFaceCheckpoint:
         used = self._add_experts(entries, modules)
         for name, module in modules.items():
             if name not in used:
-                self._add_module(name, module)
+                for part, rows in self._parts(f"{name}.weight", module.shape).items():
+                    self._add_module(name, part, module.part(rows))
         for name, entry in entries.items():
             if name not in used and not self._is_needless(name, entry, modules):
-                self._add(self._canonical(name), entry)
+                parts = self._parts(name, entry.shape)
+                for part, rows in parts.items():
+                    self._add(part, entry.part(rows) if len(parts) > 1 else entry)
         shapes = {name: made.shape for name, made in self._made.items()}
         check_inventory(path, self.config, shapes | {name: entry.shape for name, entry in self._tensors.items()})
 
@@ -104,8 +107,10 @@ class HuggingFaceCheckpoint:
         """Whether the file holds less than the weight of this norm."""
         return self._family.norm_offset != 0 and name.endswith("norm.weight")
 
-    def _canonical(self, name: str) -> str:
-        return canonical_name(name, self._family.block_names, self._family.tensor_names)
+    def _parts(self, own_name: str, shape: Shape) -> dict[str, range]:
+        """The canonical tensors that a tensor of the file is, with their rows."""
+        name = canonical_name(own_name, self._family.block_names, self._family.tensor_names)
+        return rows_of_parts(self._path, name, shape[0] if shape else 0, self._family.fused, self._needed)
 
     def _add_experts(self, entries: Mapping[str, Entry], modules: Mapping[str, QuantizedModule]) -> set[str]:
         """Keep the tensors of experts; returns what they are made of."""
@@ -119,7 +124,7 @@ class HuggingFaceCheckpoint:
 
     def _is_needless(self, name: str, entry: Entry, modules: Mapping[str, QuantizedModule]) -> bool:
         """Writers of GPTQ files give every layer a bias, of zeros where the model has none."""
-        is_extra = name.removesuffix(".bias") in modules and self._canonical(name) not in self._needed
+        is_extra = name.removesuffix(".bias") in modules and not self._parts(name, entry.shape).keys() & self._needed
         return is_extra and entry.dtype in DTYPES and is_zero(entry, self._buffers[entry.file])
 
     def _entry(self, name: str) -> Entry:
@@ -152,15 +157,14 @@ class HuggingFaceCheckpoint:
             raise CheckpointError(entry.file, "occurs twice, under two names", tensor=name)
         self._tensors[name] = entry
 
-    def _add_module(self, module: str, quantized: QuantizedModule) -> None:
-        """Keep a quantised matrix."""
-        canonical = self._canonical(f"{module}.weight")
-        if canonical == "output.weight" and self.config.tie_embeddings:
+    def _add_module(self, module: str, name: str, quantized: QuantizedModule) -> None:
+        """Keep a quantised matrix, by its canonical name; ``module`` is what the file calls it."""
+        if name == "output.weight" and self.config.tie_embeddings:
             raise UnsupportedError(
                 f"{self._path / 'config.json'}: tie_word_embeddings is true, but {module} has codes of its own: "
                 "set it to false to use these"
             )
-        self._made[canonical] = quantized
+        self._made[name] = quantized
 
 
 def canonical_name(

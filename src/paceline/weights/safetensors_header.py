@@ -34,6 +34,12 @@ class Entry:
     start: int
     num_bytes: int
 
+    def part(self, rows: range) -> Entry:
+        """Some rows of it, which follow each other."""
+        row_bytes = self.num_bytes // self.shape[0]
+        start = self.start + rows.start * row_bytes
+        return Entry(self.file, self.dtype, (len(rows), *self.shape[1:]), start, len(rows) * row_bytes)
+
 
 def read_entries(path: Path, buffer: mmap.mmap) -> dict[str, Entry]:
     """Name -> place of every tensor of a mapped safetensors file. Raises CheckpointError naming file and tensor."""

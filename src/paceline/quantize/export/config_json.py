@@ -85,9 +85,11 @@ def _shortest(value: float) -> float:
 
 def _comparable(config: ModelConfig) -> tuple[Any, ...]:
     """What must be the same in f32, however it is written."""
-    frequencies = inverse_frequencies(config.rope, config.head_dim).astype(np.float32)
+    rope = config.rope.at_context(config.context_length)
+    frequencies = inverse_frequencies(rope, config.head_dim).astype(np.float32)
     rest = {key: value for key, value in vars(config).items() if key not in ("rope", "rms_norm_eps")}
-    return rest, np.float32(config.rms_norm_eps), tuple(np.round(np.log2(frequencies.astype(np.float64)), 5))
+    numbers = np.float32(config.rms_norm_eps), np.float32(rope.attention_factor)
+    return rest, numbers, tuple(np.round(np.log2(frequencies.astype(np.float64)), 5))
 
 
 def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
@@ -102,6 +104,24 @@ def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
         return None
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
+    if scaling.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_context,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "attention_factor": scaling.attention_factor,
+            "truncate": scaling.truncate,
+        }
+    if scaling.kind == "longrope":
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.factors),
+            "long_factor": list(scaling.long_factors),
+            "original_max_position_embeddings": scaling.original_context,
+            "attention_factor": scaling.attention_factor,
+        }
     if scaling.kind == "factors":
         scaling = _llama3_of(rope, config.head_dim)
     return {
@@ -116,7 +136,7 @@ def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
 def _llama3_of(rope: RopeConfig, head_dim: int) -> RopeScaling:
     """The scaling of Llama 3's releases that gives a GGUF file's factors. UnsupportedError when none does."""
     given = inverse_frequencies(rope, head_dim)
-    for factor in LLAMA3_FACTORS:
+    for factor in LLAMA3_FACTORS if rope.attention_factor == 1 else ():
         scaling = RopeScaling("llama3", factor=factor, original_context=LLAMA3_CONTEXT)
         found = inverse_frequencies(RopeConfig(rope.theta, rope.dim, scaling), head_dim)
         if np.allclose(found, given, rtol=1e-5, atol=0):

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.config import ModelConfig
 from paceline.errors import ParameterError
+from paceline.models.gguf_keys import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from paceline.ops.reference import inverse_frequencies
 from paceline.quantize.export.gguf_metadata import metadata_of
 from paceline.quantize.export.head import EMBEDDING, GGUF_BLOCKS, HEAD, head_tensor, q4_1_blocks
 from paceline.quantize.export.spool import TensorSpool
 from paceline.quantize.export.tensors import (
+    F32,
     FLOAT_KINDS,
     Rows,
     finite_values,
@@ -37,15 +40,13 @@ from paceline.quantize.export.tensors import (
 from paceline.quantize.model import QuantizedModel
 from paceline.weights.checksums import KEY, metadata_checksum
 from paceline.weights.quantized_matrix import QuantizedMatrix
-from paceline.weights.raw import Checkpoint, RawTensor
+from paceline.weights.raw import RawTensor
 
 if TYPE_CHECKING:
     import gguf
 
 FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7}
 """``general.file_type`` of a file most of whose matrices are of that kind."""
-
-ROPE_FACTORS = "rope_freqs.weight"
 
 
 def write_gguf_file(model: QuantizedModel, path: Path, *, head_bits: int | None) -> None:
@@ -54,9 +55,8 @@ def write_gguf_file(model: QuantizedModel, path: Path, *, head_bits: int | None)
         for name in model.checkpoint.names():
             raw = _tensor(model, name, head_bits)
             spool.add(raw.name, raw.kind, raw.shape, raw.data)
-        factors = _rope_factors(model.checkpoint)
-        if factors is not None:
-            spool.add(ROPE_FACTORS, "F32", factors.shape, factors.data)
+        for name, factors in _rope_vectors(model.checkpoint.config).items():
+            spool.add(name, "F32", factors.shape, factors.view(np.uint8))
         metadata = metadata_of(model.checkpoint)
         metadata["general.file_type"] = FILE_TYPES[_most_of(model)]
         metadata["general.quantization_version"] = 2
@@ -110,18 +110,20 @@ def quantized_tensor(name: str, matrix: QuantizedMatrix) -> RawTensor:
     return RawTensor(name, raw.shape, "Q4_1", q4_1_blocks(matrix.codes, scale, minimum))
 
 
-def _rope_factors(checkpoint: Checkpoint) -> RawTensor | None:
-    """The tensor that says how a GGUF file's frequencies are divided; None when all are plain or divided alike."""
-    rope = checkpoint.config.rope
-    if rope.scaling is None or rope.scaling.kind == "linear":
-        return None
-    factors = np.asarray(rope.scaling.factors, np.float64)
-    if rope.scaling.kind == "llama3":
+def _rope_vectors(config: ModelConfig) -> dict[str, F32]:
+    """The tensors that say what a GGUF file's frequencies are divided by; none when metadata say it."""
+    rope, scaling = config.rope, config.rope.scaling
+    if scaling is None or scaling.kind in ("linear", "yarn"):
+        return {}
+    if scaling.kind == "longrope":
+        found = {SHORT_FACTORS: scaling.factors, LONG_FACTORS: scaling.long_factors}
+    elif scaling.kind == "factors":
+        found = {ROPE_FACTORS: scaling.factors}
+    else:
         pairs = rope.dim // 2
-        plain = inverse_frequencies(replace(rope, scaling=None), checkpoint.config.head_dim)[:pairs]
-        factors = plain / inverse_frequencies(rope, checkpoint.config.head_dim)[:pairs]
-    data = factors.astype("<f4")
-    return RawTensor(ROPE_FACTORS, data.shape, "F32", data.view(np.uint8))
+        plain = inverse_frequencies(replace(rope, scaling=None), config.head_dim)[:pairs]
+        found = {ROPE_FACTORS: tuple(plain / inverse_frequencies(rope, config.head_dim)[:pairs])}
+    return {name: np.asarray(factors, "<f4") for name, factors in found.items()}
 
 
 def _write_file(path: Path, spool: TensorSpool, metadata: Mapping[str, Any]) -> None:

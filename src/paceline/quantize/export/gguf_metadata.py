@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.config import ModelConfig
+from paceline.config import ModelConfig, RopeScaling
+from paceline.errors import UnsupportedError
 from paceline.quantize.export.gguf_vocabulary import vocabulary_of
 from paceline.weights.checksums import KEY
 from paceline.weights.gguf import GGUFCheckpoint
@@ -46,10 +47,34 @@ def model_metadata(config: ModelConfig, name: str) -> dict[str, Any]:
         "rope.freq_base": float(config.rope.theta),
         "rope.dimension_count": config.rope.dim,
     }
-    if config.rope.scaling is not None and config.rope.scaling.kind == "linear":
-        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope.scaling.factor)}
+    if config.rope.scaling is not None:
+        values |= _scaling(config.rope.scaling)
     if config.sliding_window is not None:
         values["attention.sliding_window"] = config.sliding_window
     architecture = config.architecture
     general = {"general.architecture": architecture, "general.type": "model", "general.name": name}
     return general | {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+    """The keys of a scaled rotation; what it is divided by stands in tensors. UnsupportedError for what has no key."""
+    if scaling.kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
+    if scaling.kind == "yarn":
+        if not scaling.truncate:
+            raise UnsupportedError("YaRN with truncate false: GGUF has no key for it; choose another format")
+        return {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(scaling.factor),
+            "rope.scaling.original_context_length": scaling.original_context,
+            "rope.scaling.yarn_beta_fast": float(scaling.beta_fast),
+            "rope.scaling.yarn_beta_slow": float(scaling.beta_slow),
+            "rope.scaling.yarn_attn_factor": float(scaling.attention_factor),
+        }
+    if scaling.kind == "longrope":
+        return {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": scaling.original_context,
+            "rope.scaling.attn_factor": float(scaling.attention_factor),
+        }
+    return {}
