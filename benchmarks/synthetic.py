@@ -8,6 +8,7 @@ The tokenizer is a byte-level BPE with a few merges, padded with dummy tokens to
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import ModelConfig, RopeConfig
+from paceline.config import Experts, ModelConfig, RopeConfig
 from paceline.models.family import BLOCK_NAMES, TOP_NAMES
 from paceline.text.byte_alphabet import byte_of_character
 from paceline.text.pretokenizers import LLAMA3
@@ -38,7 +39,7 @@ NORMAL, CONTROL, UNUSED = 1, 3, 5
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The sizes of a Llama model."""
+    """The sizes of a Llama model; with ``experts`` of a Qwen3-MoE model."""
 
     num_layers: int
     hidden_size: int
@@ -48,12 +49,14 @@ class Dimensions:
     vocab_size: int
     context_length: int
     tie_embeddings: bool
+    head_dim: int | None = None
+    experts: Experts | None = None
 
     def config(self) -> ModelConfig:
         """As the configuration that loading the files gives."""
-        head_dim = self.hidden_size // self.num_heads
+        head_dim = self.head_dim or self.hidden_size // self.num_heads
         return ModelConfig(
-            architecture="llama",
+            architecture="llama" if self.experts is None else "qwen3moe",
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
@@ -65,6 +68,8 @@ class Dimensions:
             rms_norm_eps=float(np.float32(1e-5)),  # what GGUF's f32 holds
             rope=RopeConfig(theta=500000.0, dim=head_dim),
             tie_embeddings=self.tie_embeddings,
+            qk_norm=self.experts is not None,
+            experts=self.experts,
         )
 
 
@@ -73,8 +78,10 @@ SHAPES = {
     "1b": Dimensions(16, 2048, 8192, 32, 8, 128256, 8192, True),
     "3b": Dimensions(28, 3072, 8192, 24, 8, 128256, 8192, True),
     "8b": Dimensions(32, 4096, 14336, 32, 8, 128256, 8192, False),
+    "tiny-moe": Dimensions(2, 128, 256, 4, 2, 512, 512, False, 64, Experts(8, 2, 96)),
+    "30b-a3b": Dimensions(48, 2048, 6144, 32, 4, 151936, 40960, False, 128, Experts(128, 8, 768)),
 }
-"""Llama 3.2 1B and 3B, Llama 3 8B, and one for tests."""
+"""Llama 3.2 1B and 3B, Llama 3 8B, Qwen3 30B-A3B, and two for tests."""
 
 
 def random_blocks(kind: str, shape: Shape, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -118,13 +125,13 @@ def vocabulary(size: int) -> tuple[list[str], list[int]]:
     return tokens + [f"<dummy_{index}>" for index in dummies], types + [UNUSED] * len(dummies)
 
 
-def write_gguf(path: Path, shape: str, kind: str, *, seed: int = 0) -> None:
-    """Writes a model of that shape, all matrices of that kind."""
+def write_gguf(path: Path, dimensions: Dimensions, kind: str, *, seed: int = 0) -> None:
+    """Writes a model of that shape, all matrices of that kind but for routers, which are f32."""
     import gguf
 
-    config = SHAPES[shape].config()
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(f"synthetic {shape} {kind}")
+    config = dimensions.config()
+    writer = gguf.GGUFWriter(path, config.architecture)
+    writer.add_name(f"synthetic {kind}")
     writer.add_file_type(FILE_TYPES[kind])
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.context_length)
@@ -132,6 +139,12 @@ def write_gguf(path: Path, shape: str, kind: str, *, seed: int = 0) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    if config.experts is not None:
+        writer.add_expert_count(config.experts.num_experts)
+        writer.add_expert_used_count(config.experts.num_chosen)
+        writer.add_expert_feed_forward_length(config.experts.width)
     writer.add_rope_dimension_count(config.rope.dim)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -145,22 +158,33 @@ def write_gguf(path: Path, shape: str, kind: str, *, seed: int = 0) -> None:
     writer.add_bos_token_id(tokens.index(BEGIN))
     writer.add_eos_token_id(tokens.index(END))
     tensors = expected_shapes(config)
+    block_weights, block_bytes = BLOCK_KINDS[kind]
     for name, size in tensors.items():
-        block_weights, block_bytes = BLOCK_KINDS[kind]
-        if len(size) == 1:
-            writer.add_tensor_info(name, size, np.dtype(np.float32), 4 * size[0])
+        if _is_f32(name, size):
+            writer.add_tensor_info(name, size, np.dtype(np.float32), 4 * math.prod(size))
         else:
-            row_bytes = size[1] // block_weights * block_bytes
+            row = (*size[:-1], size[-1] // block_weights * block_bytes)
             raw = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor_info(name, (size[0], row_bytes), np.dtype(np.uint8), size[0] * row_bytes, raw)
+            writer.add_tensor_info(name, row, np.dtype(np.uint8), math.prod(row), raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(seed)
-    for index, size in enumerate(tensors.values()):
-        writer.write_tensor_data(np.ones(size, np.float32) if len(size) == 1 else random_blocks(kind, size, rng))
+    for index, (name, size) in enumerate(tensors.items()):
+        writer.write_tensor_data(_f32(size, rng) if _is_f32(name, size) else random_blocks(kind, size, rng))
         report(index + 1, len(tensors))
     writer.close()
+
+
+def _is_f32(name: str, shape: Shape) -> bool:
+    return len(shape) == 1 or name.endswith("ffn_gate_inp.weight")
+
+
+def _f32(shape: Shape, rng: np.random.Generator) -> NDArray[np.float32]:
+    """A norm of ones, or a router."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    return rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[-1]))
 
 
 def huggingface_name(name: str) -> str:
@@ -187,9 +211,9 @@ def shards(shapes: dict[str, Shape], shard_bytes: int) -> Iterator[dict[str, Sha
     yield group
 
 
-def write_safetensors(directory: Path, shape: str, *, seed: int = 0, shard_bytes: int = 2 << 30) -> None:
+def write_safetensors(directory: Path, dimensions: Dimensions, *, seed: int = 0, shard_bytes: int = 2 << 30) -> None:
     """Writes a Hugging Face directory: configuration, tokenizer, shards and their index."""
-    config = SHAPES[shape].config()
+    config = dimensions.config()
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {huggingface_name(name): size for name, size in expected_shapes(config).items()}
     parts = list(shards(tensors, shard_bytes))
@@ -282,6 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Writes a model of real shapes with random weights.")
     parser.add_argument("output", type=Path, help="a .gguf file, or a directory for safetensors")
     parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--layers", type=int, metavar="N", help="so many instead of the shape's")
     parser.add_argument("--kind", choices=KINDS, help="of a GGUF file's matrices (default Q4_0)")
     parser.add_argument(
         "--shard-mb", type=int, default=2048, metavar="N", help="largest safetensors file (default 2048)"
@@ -290,12 +315,18 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.shard_mb < 1:
         parser.error("--shard-mb must be positive")
+    if args.layers is not None and args.layers < 1:
+        parser.error("--layers must be positive")
+    dimensions = SHAPES[args.shape]
+    dimensions = dataclasses.replace(dimensions, num_layers=args.layers or dimensions.num_layers)
     if args.output.suffix == ".gguf":
-        write_gguf(args.output, args.shape, args.kind or "Q4_0", seed=args.seed)
+        write_gguf(args.output, dimensions, args.kind or "Q4_0", seed=args.seed)
     elif args.kind is not None:
         parser.error("--kind is for an output whose name ends in .gguf; safetensors are written in bf16")
+    elif dimensions.experts is not None:
+        parser.error("models with experts are written as GGUF: name the output with .gguf")
     else:
-        write_safetensors(args.output, args.shape, seed=args.seed, shard_bytes=args.shard_mb << 20)
+        write_safetensors(args.output, dimensions, seed=args.seed, shard_bytes=args.shard_mb << 20)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expert_models import FAMILY, expert_config
+from expert_models import expert_config
 from numpy.typing import NDArray
 from tiny_models import MemoryCheckpoint, changed, tiny_checkpoint
 from token_sequences import engine_config, random_sequences, run_chunks, run_step, step_plan
@@ -21,16 +21,10 @@ from paceline.executors.native import NativeExecutor
 from paceline.executors.reference import ReferenceExecutor
 from paceline.executors.weights import WeightLoader
 from paceline.measure.roofline import model_traffic
-from paceline.models import registry
 from paceline.models.registry import build_graph
 
 ISAS = _native.isas()
 NUM_PAGES = 8
-
-
-@pytest.fixture(autouse=True)
-def _family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, FAMILY))
 
 
 def load(checkpoint: MemoryCheckpoint, **config: Any) -> NativeExecutor:

@@ -36,13 +36,13 @@ from paceline.weights.inventory import expected_shapes
 TEXT = "the Hen in\n\n on 1234 é 한국어"
 
 
-def write(directory: Path, kind: str) -> Path:
+def write(directory: Path, kind: str, *, shape: str = "tiny") -> Path:
     """A tiny model: GGUF of that kind, or safetensors."""
     if kind == "safetensors":
-        synthetic.write_safetensors(directory / "model", "tiny", shard_bytes=200_000)
+        synthetic.write_safetensors(directory / "model", synthetic.SHAPES["tiny"], shard_bytes=200_000)
         return directory / "model"
     path = directory / "model.gguf"
-    synthetic.write_gguf(path, "tiny", kind)
+    synthetic.write_gguf(path, synthetic.SHAPES[shape], kind)
     return path
 
 
@@ -57,6 +57,7 @@ def test_shapes_have_the_parameters_of_the_real_models() -> None:
     assert counts["1b"] == 1_235_814_400
     assert counts["3b"] == 3_212_749_824
     assert counts["8b"] == 8_030_261_248
+    assert counts["30b-a3b"] == 30_532_122_624
 
 
 @pytest.mark.parametrize("kind", [*synthetic.KINDS, "safetensors"])
@@ -79,6 +80,21 @@ def test_synthetic_model_opens_with_sane_weights(tmp_path: Path, kind: str) -> N
     assert tokenizer.decode(ids) == TEXT
     assert len(ids) < len(TEXT.encode()), "some merges apply"
     assert tokenizer.vocab_size == checkpoint.config.vocab_size
+
+
+def test_synthetic_experts_open_as_qwen3_moe(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path, "Q4_0", shape="tiny-moe"))
+    assert checkpoint.config == synthetic.SHAPES["tiny-moe"].config()
+    assert checkpoint.header("blk.1.ffn_gate_inp.weight").kind == "F32"
+    down = checkpoint.tensor("blk.1.ffn_down_exps.weight")
+    assert (down.shape, down.kind) == ((8, 128, 96), "Q4_0")
+    values = dequantize(dataclasses.replace(down, shape=(8 * 128, 96)))
+    assert 0.97 < values.std() * math.sqrt(96) < 1.06
+
+
+def test_synthetic_layers_can_be_fewer(tmp_path: Path) -> None:
+    assert synthetic.main([str(tmp_path / "m.gguf"), "--shape", "tiny", "--layers", "1"]) == 0
+    assert open_checkpoint(tmp_path / "m.gguf").config.num_layers == 1
 
 
 def test_both_formats_have_one_tokenizer(tmp_path: Path) -> None:
@@ -104,6 +120,8 @@ def test_shards_are_small_and_indexed(tmp_path: Path) -> None:
 def test_synthetic_refuses_a_kind_for_safetensors(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         synthetic.main([str(tmp_path / "model"), "--shape", "tiny", "--kind", "Q4_0"])
+    with pytest.raises(SystemExit):
+        synthetic.main([str(tmp_path / "model"), "--shape", "tiny-moe"])
 
 
 # float32_reference.py and quality.py
