@@ -162,7 +162,7 @@ def test_layers_without_experts(changes: dict[str, Any], dense: tuple[int, ...])
         (GPT_OSS | {"swiglu_alpha": 2}, UnsupportedError, "swiglu_alpha is 2; Paceline has 1.702"),
         (GPT_OSS | {"hidden_act": "gelu"}, UnsupportedError, "hidden_act 'gelu'"),
         (GPT_OSS | {"layer_types": ["chunked_attention"] * 4}, UnsupportedError, "layer_types: chunked_attention"),
-        (GPT_OSS | {"layer_types": ["full_attention"]}, CheckpointError, "layer_types has 1 entries for 4 layers"),
+        (GPT_OSS | {"layer_types": ["full_attention"]}, CheckpointError, "layer_types names 1 layers of 4"),
         (GPT_OSS | {"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedError, "rope_type 'dynamic'"),
         (
             GPT_OSS | {"rope_scaling": GPT_OSS["rope_scaling"] | {"beta_slow": 40}},  # type: ignore[operator]
@@ -238,7 +238,7 @@ def test_yarn_of_gguf_files() -> None:
         (metadata("qwen3moe", expert_used_count=9), "expert_used_count is 9 of 8"),
         (metadata("qwen3moe", expert_count=None), "metadata lacks qwen3moe.expert_count"),
         (metadata("qwen3", expert_count=4), "expert_count: a mixture of 4 experts"),
-        (metadata("gpt-oss", attention__sliding_window_pattern=3), "sliding_window_pattern is 3"),
+        (metadata("gpt-oss", attention__sliding_window_pattern=np.ones(3, bool)), "pattern names 3 layers of 2"),
         (metadata("qwen3moe", rope__scaling__type="ntk"), "rope.scaling.type 'ntk'"),
         (metadata("qwen3moe", rope__scaling__type="yarn", rope__scaling__attn_factor=1.2), "attn_factor is 1.2"),
     ],

@@ -112,6 +112,9 @@ def test_tekken_and_default_cut_as_they_should(tmp_path: Path) -> None:
     assert pieces("default", "ab=c 12345") == ["ab", "=", "c", " ", "123", "45"]
     assert pieces("smollm", "ab 123") == ["ab", " ", "1", "2", "3"]
     assert pieces("llama-bpe", "it's 12345") == ["it", "'s", " ", "123", "45"]
+    for pre in ("dbrx", "smaug-bpe"):  # OLMo 2 and Phi-4, SmolLM3
+        assert pieces(pre, "it's 12345") == ["it", "'s", " ", "123", "45"]
+    assert pieces("refact", "it's 123") == ["it", "'s", " ", "1", "2", "3"]  # Granite
 
 
 def test_special_tokens_of_a_gguf_file(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from functools import partial
 
 from paceline.config import ModelConfig
-from paceline.errors import CheckpointError, UnsupportedError
+from paceline.errors import UnsupportedError
 from paceline.models import gguf_keys, huggingface_keys, llama
 from paceline.models.family import BLOCK_NAMES, ExpertSource, Family
 from paceline.models.gguf_keys import GGUFKeys
 from paceline.models.huggingface_keys import HuggingFaceKeys
+from paceline.models.layer_patterns import all_but_every
 
 SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 """Numbers of the activation "swiglu_oai", by their keys."""
@@ -30,6 +31,9 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+
+PERIOD = 2
+"""Every so many layers one sees everything."""
 
 
 def _config(keys: HuggingFaceKeys) -> ModelConfig:
@@ -58,26 +62,9 @@ def _config(keys: HuggingFaceKeys) -> ModelConfig:
         output_bias=keys.flag("attention_bias"),
         attention_sinks=True,
         sliding_window=None if keys.get("sliding_window") is None else keys.integer("sliding_window"),
-        windowed_layers=_windowed_layers(keys),
+        windowed_layers=huggingface_keys.windowed_layers(keys, all_but_every(PERIOD, keys.num_layers())),
         experts=huggingface_keys.experts(keys, width="intermediate_size", biases=True),
     )
-
-
-def _windowed_layers(keys: HuggingFaceKeys) -> tuple[bool, ...]:
-    """As ``layer_types`` says, else every other one from the first."""
-    num_layers = keys.integer("num_hidden_layers")
-    kinds = huggingface_keys.layer_types(keys)
-    if not kinds:
-        return _alternating(num_layers)
-    if len(kinds) != num_layers:
-        raise CheckpointError(keys.path, f"layer_types has {len(kinds)} entries for {num_layers} layers")
-    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise UnsupportedError(f"{keys.path}: layer_types: {', '.join(sorted(unknown))}")
-    return tuple(kind == "sliding_attention" for kind in kinds)
-
-
-def _alternating(num_layers: int) -> tuple[bool, ...]:
-    return tuple(layer % 2 == 0 for layer in range(num_layers))
 
 
 def _gguf_config(fields: GGUFKeys) -> ModelConfig:
@@ -89,21 +76,10 @@ def _gguf_config(fields: GGUFKeys) -> ModelConfig:
         attention_bias=has_biases,
         output_bias=has_biases,
         attention_sinks=True,
-        windowed_layers=_windowed_layers_of_gguf(fields),
+        windowed_layers=gguf_keys.windowed_layers(fields, PERIOD),
         rope=gguf_keys.rope_config(fields, head_dim, truncate=False),
         experts=gguf_keys.experts(fields, biases=True),
     )
-
-
-def _windowed_layers_of_gguf(fields: GGUFKeys) -> tuple[bool, ...]:
-    pattern, num_layers = fields.get("attention.sliding_window_pattern"), fields.integer("block_count")
-    if hasattr(pattern, "tolist") and len(pattern) == num_layers:
-        return tuple(bool(has_window) for has_window in pattern)
-    if pattern not in (None, 2):
-        raise UnsupportedError(
-            f"{fields.path}: attention.sliding_window_pattern is {pattern!r}; Paceline reads 2, or one value a layer"
-        )
-    return _alternating(num_layers)
 
 
 FAMILY = Family(

@@ -60,6 +60,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "falcon3": _LLAMA_BPE,
     "pixtral": _LLAMA_BPE,
     "smaug-bpe": PreTokenizer((LLAMA3,)),
+    "dbrx": PreTokenizer((LLAMA3,)),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": replace(_QWEN2, composes=False),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
