@@ -43,7 +43,7 @@ test-gpu: $(INSTALLED) $(TEST_TOOLS)
 			"no CUDA GPU: nothing to test (is the driver there, and is this a build of torch for CUDA?)"); \
 		sys.exit(not here)'
 	@$(BIN)/paceline pull $(MODEL)
-	$(BIN)/python -m pytest -m gpu tests/triton
+	$(BIN)/python -m pytest -m gpu tests/triton tests/gpu
 
 # With the programs that our files are for: llama.cpp, which takes ten minutes and more to compile, and, where they can be
 # installed, GPTQModel and AutoAWQ, whose tests are skipped otherwise.

@@ -13,6 +13,7 @@ from launches import Compiled, record
 
 from paceline.executors.triton import gemv_int4 as products
 from paceline.executors.triton import paged_attention as attention
+from paceline.executors.triton.attention_rows import AttentionRows
 from paceline.executors.triton.int4_layout import pack_quantized, pack_tensor
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -74,7 +75,7 @@ def test_attention(
     attention.paged_attention(
         torch.zeros(3, 32, dim, dtype=kind),
         *torch.zeros(2, 4, 8, 32, dim, dtype=pages),
-        attention.AttentionRows.of(
+        AttentionRows.of(
             np.array([900, 1999, 2000], np.int32),
             np.array([0, 1, 3], np.int32),
             np.zeros((2, 64), np.int32),

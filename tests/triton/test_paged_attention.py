@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.executors.triton.paged_attention import (
-    PAGE_TOKENS,
-    AttentionRows,
-    paged_attention,
-    tile_height,
-    tile_ranges,
-)
+from paceline.executors.triton.attention_rows import AttentionRows, tile_height, tile_ranges
+from paceline.executors.triton.paged_attention import PAGE_TOKENS, paged_attention
 
 
 @dataclass(frozen=True)

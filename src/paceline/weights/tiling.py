@@ -8,6 +8,7 @@ Checked by: tests/unit/test_packed_layout.py (byte by byte), tests/native/test_p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ def unpack(matrix: PackedMatrix) -> F32:
     addition in f32.
     """
     fmt = matrix.format
-    values = _unpack_groups(matrix).values() if fmt.group else _unpack_floats(matrix)
+    values = _unpack_tiles(matrix).values() if fmt.group else _unpack_floats(matrix)
     values = np.ascontiguousarray(values[: matrix.num_outputs, : matrix.num_inputs])
     return values if matrix.order is None else restore_columns(values, matrix.order)
 
@@ -110,7 +111,13 @@ def _unpack_floats(matrix: PackedMatrix) -> F32:
     return _from_bits(np.ascontiguousarray(rows).reshape(tiles * TILE, -1), fmt)
 
 
-def _unpack_groups(matrix: PackedMatrix) -> AffineGroups:
+def unpack_groups(matrix: PackedMatrix) -> AffineGroups:
+    """The codes, scales and offsets of an integer kind, columns as they lie."""
+    tiles = _unpack_tiles(matrix).rows(slice(0, matrix.num_outputs))
+    return replace(tiles, q=tiles.q[:, : matrix.num_inputs])
+
+
+def _unpack_tiles(matrix: PackedMatrix) -> AffineGroups:
     """Whole tiles and groups of an integer kind."""
     fmt = matrix.format
     tiles, groups = -(-matrix.num_outputs // TILE), fmt.num_groups(matrix.num_inputs)

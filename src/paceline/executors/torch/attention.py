@@ -16,7 +16,7 @@ how many it may have.
 Departures: ``scaled_dot_product_attention`` is not used here: it cuts queries into blocks by their number, and a row
 decoded alone then differs in its last bits from the same row in a prompt. ``forward`` uses it, with gradients.
 
-Checked by: tests/unit/test_torch_executor.py, tests/unit/test_torch_rows.py.
+Checked by: tests/native/test_torch_executor.py, tests/unit/test_torch_rows.py.
 """
 
 from __future__ import annotations

@@ -4,16 +4,15 @@ It computes what the reference executor does with activations "float": no activa
 everything is float32; ``--weights bf16`` multiplies in bfloat16. On a CPU a row has the same bits on every path
 (``rows`` and ``attention`` say how); on CUDA that is not promised.
 
-Two functions are replaceable, for kernels that torch does not have (``Kernels``): the product with the matrices of a
-node, and attention over pages.
+``Kernels`` are replaceable, for those that torch does not have: the product with the matrices of a node, attention over
+pages, and how decode steps are recorded (``cuda_graphs``).
 
-Checked by: tests/unit/test_torch_executor.py, tests/golden/test_transformers_families.py.
+Checked by: tests/native/test_torch_executor.py, tests/golden/test_transformers_families.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -26,10 +25,11 @@ from paceline.config import EngineConfig, ModelConfig, RopeConfig
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import StepPlan, StepResult
 from paceline.executors.native import sample_logits
-from paceline.executors.torch.attention import PagedAttention, PagedContext, SplitAttention
-from paceline.executors.torch.operations import Pass
+from paceline.executors.torch.attention import PagedContext
+from paceline.executors.torch.cuda_graphs import DecodeGraphs
+from paceline.executors.torch.kernels import Kernels
+from paceline.executors.torch.operations import Context, Pass
 from paceline.executors.torch.pages import DevicePages, PagePool
-from paceline.executors.torch.products import MakeProduct, ProductMaker
 from paceline.executors.torch.rotation import RotationTable
 from paceline.executors.torch.walk import Walk
 from paceline.executors.torch.weights import ServedWeights, TensorReader
@@ -40,19 +40,6 @@ from paceline.ops.graph import Graph
 from paceline.sampling.distribution import probabilities
 from paceline.sampling.rows import SampledRows, SampleRows
 from paceline.weights.raw import Checkpoint
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """What a step spends its time in, replaceable as a whole: how products are made, and attention over pages."""
-
-    make_product: MakeProduct
-    attention: PagedAttention
-
-    @classmethod
-    def of_torch(cls, model: ModelConfig, device: torch.device) -> Kernels:
-        """Those of torch itself."""
-        return cls(ProductMaker(device), SplitAttention.measured(model.head_dim, device))
 
 
 class TorchExecutor:
@@ -84,6 +71,12 @@ class TorchExecutor:
         self._kernels = kernels
         self._rotations = rotation_tables(graph, model, pool.device)
         self._walk = Walk(graph, (graph.logits.name, graph.hidden.name))
+        self._context_length = config.context_length or model.context_length
+        self.graphs: DecodeGraphs | None = None
+        if kernels.recording is not None and DecodeGraphs.are_possible(graph, pool):
+            rows = min(config.max_batch, self.max_rows, self.max_outputs)
+            context = self._context_length
+            self.graphs = DecodeGraphs(kernels.recording, self._decode, pool, max_rows=rows, context_length=context)
         self._logits: NDArray[np.float32] = np.zeros((0, model.num_logits), np.float32)
         self._hidden: Tensor = torch.zeros((0, model.hidden_size))
 
@@ -113,7 +106,7 @@ class TorchExecutor:
         else:
             pool = pages_of.pool
             _check_same_pages(model, config, pages_of)
-        kernels = kernels or Kernels.of_torch(model, place)
+        kernels = kernels or Kernels.of_device(model, place)
         loader = WeightLoader(checkpoint, graph, config, num_threads=num_threads)
         with torch.inference_mode():
             weights = ServedWeights(TensorReader(graph, model, config, loader, place), kernels.make_product)
@@ -137,10 +130,18 @@ class TorchExecutor:
             torch.set_num_threads(num_threads)
         with torch.inference_mode():
             self.pool.copy(plan.page_copies)
-            values = self._walk.run(self.step_of(plan))
+            values = None if self.graphs is None else self.graphs.run(plan)
+            if values is None:
+                values = self._walk.run(self.step_of(plan))
             self._hidden = values[self.graph.hidden.name]
             self._logits = np.ascontiguousarray(values[self.graph.logits.name].cpu().numpy())
         return StepResult(sample_logits(self._isa, self._logits, plan.samples))
+
+    def _decode(self, context: Context, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """A step of rows that are all outputs, over a context that is there already."""
+        end = self._context_length
+        step = Pass(self._weights, context, self._rotations, self.model.head_dim, tokens, positions, end)
+        return self._walk.run(step)
 
     def step_of(self, plan: StepPlan) -> Pass:
         """What the ops read of a plan."""
@@ -188,12 +189,16 @@ class TorchExecutor:
         return self._config.isa or _native.best_isa()
 
     def path(self) -> dict[str, str | int]:
-        """The path that really runs. Weights that are not bfloat16 are multiplied as float32."""
-        weights = self._config.weights
+        """The path that really runs. Weights that are not bfloat16 are multiplied as float32; codes of 4 bits as they
+        are by Triton's kernels."""
+        weights: str = self._config.weights
+        kernels = self._kernels.name
+        if weights not in ("f32", "bf16"):
+            weights += " as f32" if kernels == "torch" else " (4 bits as they are, others as f32)"
         return {
-            "isa": f"torch {self.pool.device.type}",
+            "isa": f"torch {self.pool.device.type}" + ("" if kernels == "torch" else f", {kernels}"),
             "threads": self._config.num_threads or 1,
-            "weights": weights if weights in ("f32", "bf16") else f"{weights} as f32",
+            "weights": weights,
             "kv_dtype": self.pool.format,
         }
 

@@ -5,7 +5,7 @@ one, larger ones less (64 rows of SmolLM2: 247 ms instead of 281 on one core), a
 (``rows``). A bfloat16 matrix is multiplied with activations rounded to bfloat16, and the result is rounded as well;
 between products everything stays float32.
 
-Checked by: tests/unit/test_torch_rows.py, tests/unit/test_torch_executor.py.
+Checked by: tests/unit/test_torch_rows.py, tests/native/test_torch_executor.py.
 """
 
 from __future__ import annotations

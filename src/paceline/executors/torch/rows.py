@@ -11,7 +11,7 @@ plain and batched, has one from 4 rows on and others for 1 and for 2 or 3; produ
 nothing is tried: cuBLAS chooses among dozens of kernels by the number of rows, and blocks of 16 would cost most of a
 prefill's speed. There the promise is not made, and ``paceline verify`` says which paths differ.
 
-Checked by: tests/unit/test_torch_rows.py, tests/unit/test_torch_executor.py.
+Checked by: tests/unit/test_torch_rows.py, tests/native/test_torch_executor.py.
 """
 
 from __future__ import annotations
