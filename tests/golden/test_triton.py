@@ -21,7 +21,7 @@ def test_kernels(name: str) -> None:
     environment["OMP_NUM_THREADS"] = "1"
     if name != "test_compiled.py":
         environment["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", FOLDER / name]
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "600", "-p", "no:cacheprovider", FOLDER / name]
     found = subprocess.run(command, cwd=FOLDER.parents[1], env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     summary = found.stdout.strip().splitlines()[-1]

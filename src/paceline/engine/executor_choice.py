@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
 from paceline.config import EngineConfig, Machine
-from paceline.engine.memory import weight_bytes
+from paceline.engine.memory import gpu_weight_bytes, weight_bytes
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.weights.raw import Checkpoint
@@ -51,6 +52,8 @@ class ExecutorChoice:
     def weight_bytes(self, checkpoint: Checkpoint, config: EngineConfig) -> int:
         """Bytes of all weights as it holds them."""
         if self.name == "torch" and config.weights != "bf16":
+            if self.device != "cpu" and find_spec("triton") is not None:
+                return gpu_weight_bytes(checkpoint, config)
             config = replace(config, weights="f32", head_bits=None)
         return weight_bytes(checkpoint, config)
 

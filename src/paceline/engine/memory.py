@@ -19,6 +19,20 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     )
 
 
+def gpu_weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Bytes of all weights on a GPU where Triton multiplies 4-bit codes as they are: everything else is held in f32,
+    also the table of embeddings and the experts of a mixture."""
+    tied = checkpoint.config.tie_embeddings
+    total = 0
+    for name in checkpoint.names():
+        tensor, weights = checkpoint.header(name), config.weights_of(name, tied_embeddings=tied)
+        is_product = is_matrix(name, tensor.shape) and len(tensor.shape) == 2 and name != "token_embd.weight"
+        known = is_product and tensor.kind in NATIVE_FORMATS
+        stays = known and target_format(tensor.kind, weights).kind == "u4"
+        total += tensor_bytes(name, tensor, weights if stays else "f32")
+    return total
+
+
 def tensor_bytes(name: str, tensor: TensorHeader, weights: WeightFormat) -> int:
     """Bytes of one tensor in the format that ``weights`` makes of its kind."""
     if not is_matrix(name, tensor.shape):
