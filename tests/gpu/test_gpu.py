@@ -18,6 +18,7 @@ from paceline.executors.base import Executor
 from paceline.executors.reference import ReferenceExecutor
 from paceline.executors.torch.executor import TorchExecutor
 from paceline.executors.torch.gpu_kernels import triton_kernels
+from paceline.executors.torch.host_copy import HostCopy
 from paceline.executors.torch.kernels import Kernels
 from paceline.llm import LLM
 from paceline.params import SamplingParams
@@ -80,6 +81,14 @@ def test_a_recorded_step_is_the_ordinary_one(kind: str, weights: str, kv_dtype: 
     assert recorded.graphs.recorded == (1, 2, 4)
     found, expected = (decode(executor, sequences[:3], 32) for executor in (recorded, ordinary))
     assert relative_error(found, expected) < 1e-2
+
+
+def test_logits_of_many_rows_and_few() -> None:
+    """The copy on the host grows, and holds what the last step computed."""
+    copy = HostCopy()
+    for rows in (3, 40, 2):
+        x = torch.randn(rows, 75, device=DEVICE)
+        assert np.array_equal(copy(x), x.cpu().numpy())
 
 
 def test_an_llm_serves() -> None:

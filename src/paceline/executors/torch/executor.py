@@ -13,6 +13,7 @@ Checked by: tests/native/test_torch_executor.py, tests/golden/test_transformers_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from paceline.executors.base import StepPlan, StepResult
 from paceline.executors.native import sample_logits
 from paceline.executors.torch.attention import PagedContext
 from paceline.executors.torch.cuda_graphs import DecodeGraphs
+from paceline.executors.torch.host_copy import HostCopy
 from paceline.executors.torch.kernels import Kernels
 from paceline.executors.torch.operations import Context, Pass
 from paceline.executors.torch.pages import DevicePages, PagePool
@@ -77,6 +79,7 @@ class TorchExecutor:
             rows = min(config.max_batch, self.max_rows, self.max_outputs)
             context = self._context_length
             self.graphs = DecodeGraphs(kernels.recording, self._decode, pool, max_rows=rows, context_length=context)
+        self._to_host = HostCopy()
         self._logits: NDArray[np.float32] = np.zeros((0, model.num_logits), np.float32)
         self._hidden: Tensor = torch.zeros((0, model.hidden_size))
 
@@ -128,14 +131,19 @@ class TorchExecutor:
         num_threads = self._config.num_threads or 1
         if torch.get_num_threads() != num_threads:
             torch.set_num_threads(num_threads)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._device():
             self.pool.copy(plan.page_copies)
             values = None if self.graphs is None else self.graphs.run(plan)
             if values is None:
                 values = self._walk.run(self.step_of(plan))
             self._hidden = values[self.graph.hidden.name]
-            self._logits = np.ascontiguousarray(values[self.graph.logits.name].cpu().numpy())
+            self._logits = self._to_host(values[self.graph.logits.name])
         return StepResult(sample_logits(self._isa, self._logits, plan.samples))
+
+    def _device(self) -> AbstractContextManager[object]:
+        """Makes the GPU the current one of this thread: Triton launches on that, wherever its tensors are."""
+        device = self.pool.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _decode(self, context: Context, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """A step of rows that are all outputs, over a context that is there already."""
