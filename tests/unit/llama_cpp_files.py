@@ -18,13 +18,16 @@ import safetensors.torch
 from numpy.typing import NDArray
 
 Values = Mapping[str, Any]
+Keys = Callable[[gguf.GGUFWriter, Values], None]
 
 
-def write_gguf(directory: Path, path: Path, architecture: str) -> Path:
-    """The model of a directory, in f32."""
+def write_gguf(directory: Path, path: Path, architecture: str, keys: Keys | None = None) -> Path:
+    """The model of a directory, in f32. ``keys`` writes what its converter writes beyond what all models have."""
     values = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     KEYS.get(architecture, _text_model)(writer, values)
+    if keys is not None:
+        keys(writer, values)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, values["num_hidden_layers"])
     for own_name, tensor in safetensors.torch.load_file(directory / "model.safetensors").items():
@@ -125,7 +128,7 @@ def _phi3(writer: gguf.GGUFWriter, values: Values) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
 
 
-KEYS: dict[str, Callable[[gguf.GGUFWriter, Values], None]] = {
+KEYS: dict[str, Keys] = {
     "phi3": _phi3,
     "granite": _granite,
     "olmo2": _olmo2,

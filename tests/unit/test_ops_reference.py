@@ -51,6 +51,7 @@ CONFIGS = {
     "phi3": tiny_config(architecture="phi3", tie_embeddings=False),
     "granite": tiny_config(architecture="granite", attention_bias=True, output_bias=True, residual_scale=0.2),
     "olmo2": tiny_config(architecture="olmo2", tie_embeddings=False),
+    "exaone4": tiny_config(architecture="exaone4", qk_norm=True, sliding_window=9, windowed_layers=(True, False)),
     "smollm3": tiny_config(architecture="smollm3", unrotated_layers=(1,)),
     "eagle": tiny_head(input_norms=False),
     "eagle, normed": tiny_head(input_norms=True),
@@ -279,7 +280,7 @@ def test_the_work_of_experts_is_that_of_the_chosen_ones() -> None:
 
 def test_an_architecture_that_is_not_built_is_refused_by_name() -> None:
     config = tiny_config(architecture="gpt2")
-    with pytest.raises(UnsupportedError, match=r"'gpt2'.*llama, mixtral, olmo2, phi3, qwen2, qwen3"):
+    with pytest.raises(UnsupportedError, match=r"'gpt2'.*exaone4.*llama, mixtral, olmo2, phi3, qwen2, qwen3"):
         build_graph(config)
     assert {config.architecture for config in CONFIGS.values()} <= {family.architecture for family in FAMILIES}
 

@@ -139,8 +139,8 @@ def windowed_layers(keys: HuggingFaceKeys, usual: tuple[bool, ...]) -> tuple[boo
         return usual
     if unknown := sorted(set(kinds) - {WINDOW, FULL}):
         raise UnsupportedError(f"{keys.path}: layer_types: {', '.join(unknown)}; Paceline has {WINDOW} and {FULL}")
-    if len(kinds) != len(usual):
-        raise CheckpointError(keys.path, f"layer_types names {len(kinds)} layers of {len(usual)}")
+    if len(kinds) != keys.num_layers():
+        raise CheckpointError(keys.path, f"layer_types names {len(kinds)} layers of {keys.num_layers()}")
     return tuple(kind == WINDOW for kind in kinds)
 
 

@@ -8,7 +8,20 @@ from typing import Any
 
 from paceline.config import ModelConfig
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models import eagle, gemma, gpt_oss, granite, llama, mixtral, olmo, phi3, qwen, qwen3_moe, smollm3
+from paceline.models import (
+    eagle,
+    exaone4,
+    gemma,
+    gpt_oss,
+    granite,
+    llama,
+    mixtral,
+    olmo,
+    phi3,
+    qwen,
+    qwen3_moe,
+    smollm3,
+)
 from paceline.models.family import Family
 from paceline.models.gguf_keys import GGUFKeys
 from paceline.models.huggingface_keys import HuggingFaceKeys
@@ -24,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     granite.FAMILY,
     olmo.FAMILY,
     smollm3.FAMILY,
+    exaone4.FAMILY,
     mixtral.FAMILY,
     qwen3_moe.FAMILY,
     gpt_oss.FAMILY,

@@ -50,6 +50,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
     "olmo": _GPT2,
+    "exaone4": _GPT2,
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
