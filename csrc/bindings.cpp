@@ -275,7 +275,7 @@ nb::list attention_units(const AttentionPlan& plan) {
   for (const AttentionUnit& u : plan.units()) {
     nb::list rows;
     for (int i = u.row_begin; i < u.row_end; ++i) rows.append(plan.unit_rows()[i]);
-    units.append(nb::make_tuple(rows, u.sequence, u.kv_head, u.split_begin, u.split_end,
+    units.append(nb::make_tuple(rows, u.sequence, u.kv_head, u.head_begin, u.head_end, u.split_begin, u.split_end,
                                 kResults[static_cast<size_t>(u.result)]));
   }
   return units;
@@ -480,7 +480,9 @@ NB_MODULE(_native, m) {
           "attention_units",
           [](const BoundProgram& self, int plan) { return attention_units(self.program.attention_plan(plan)); },
           "plan"_a = 0,
-          "Debugging: (rows, sequence, KV head, first split, end split, result) of the units of the step.")
+          "Debugging: (rows, sequence, KV head, first head of its group, end head, first split, end split, result) of "
+          "the "
+          "units of the step.")
       .def(
           "attention_merges",
           [](const BoundProgram& self, int plan) { return attention_merges(self.program.attention_plan(plan)); },

@@ -44,7 +44,7 @@ namespace {
 constexpr Kernels table = {PL_NAME(PL_ISA), embed,           norm,
                            quantise,        linear,          gate_up,
                            gated,           route,           combine,
-                           rope_write,      key_value_write, attention,
+                           rotate_query,    key_value_write, attention,
                            attention_merge, sample_row,      distribution_row,
                            int8_peak};
 

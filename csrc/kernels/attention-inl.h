@@ -40,8 +40,6 @@ inline Rotation rotation_of(const AttentionArgs& args, int row) {
   return {at_row(args.cos, row, args.shape->head_dim), at_row(args.sin, row, args.shape->head_dim)};
 }
 
-// Rotates a row's key of one KV head and stores it with the value in the page that a sequence has at the row's position. The sequence may
-// be another than the row's own: no bit depends on which.
 void key_value_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
   const AttentionShape& s = *args.shape;
   const int d = s.head_dim;
@@ -56,15 +54,11 @@ void key_value_write(const AttentionArgs& args, int sequence, int row, int kv_he
               at_row(args.v, row, args.qkv_stride) + kv_head * d);
 }
 
-// Rotates the query heads of one KV head's group in place, and writes its key and value to the row's sequence.
-void rope_write(const AttentionArgs& args, int sequence, int row, int kv_head) {
-  const AttentionShape& s = *args.shape;
-  const int d = s.head_dim;
+void rotate_query(const AttentionArgs& args, int row, int head) {
+  const int d = args.shape->head_dim;
   const Rotation rotation = rotation_of(args, row);
-  for (int h = 0; h < s.group(); ++h)
-    rotate_head(at_row(args.q, row, args.qkv_stride) + (kv_head * s.group() + h) * d, d, args.q_norm, args.norm_eps,
-                rotation.cos, rotation.sin, args.query_scale);
-  key_value_write(args, sequence, row, kv_head);
+  rotate_head(at_row(args.q, row, args.qkv_stride) + head * d, d, args.q_norm, args.norm_eps, rotation.cos,
+              rotation.sin, args.query_scale);
 }
 
 // Running softmax of one query row: values [head_dim], then its maximum and its sum.
@@ -153,8 +147,9 @@ template <class Pages>
 inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, float* scratch) {
   const AttentionShape& s = *args.shape;
   const int d = s.head_dim;
-  const int group = s.group();
-  const int num_rows = (unit.row_end - unit.row_begin) * group;
+  const int heads = unit.num_heads();
+  const int first_head = unit.kv_head * s.group() + unit.head_begin;
+  const int num_rows = (unit.row_end - unit.row_begin) * heads;
   const int partial_stride = d + 16;
   float* q = scratch;                               // [num_rows][d]
   float* scores = q + num_rows * d;                 // [num_rows][kSplitTokens]
@@ -167,10 +162,10 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
   };
   const int32_t* rows = args.unit_rows + unit.row_begin;
   for (int i = 0; i < unit.row_end - unit.row_begin; ++i)
-    std::memcpy(q + i * group * d, at_row(args.q, rows[i], args.qkv_stride) + unit.kv_head * group * d,
-                static_cast<size_t>(group * d) * sizeof(float));
+    std::memcpy(q + i * heads * d, at_row(args.q, rows[i], args.qkv_stride) + first_head * d,
+                static_cast<size_t>(heads * d) * sizeof(float));
   const auto leave = [&](int r, const float* base, int of_split) {
-    std::memcpy(slot_of(args, rows[r / group], unit.kv_head * group + r % group, of_split), base + r * partial_stride,
+    std::memcpy(slot_of(args, rows[r / heads], first_head + r % heads, of_split), base + r * partial_stride,
                 static_cast<size_t>(d + 2) * sizeof(float));
   };
   for (int r = 0; r < num_rows; ++r) *partial(running, r).sum = 0.0f;
@@ -194,7 +189,7 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
       pages.scores(head_pages[k0 / kPageTokens], num_keys - k0 > 16 ? 2 : 1, scores + k0, kSplitTokens, ahead);
     }
     for (int r = 0; r < num_rows; ++r) {
-      const int position = args.positions[rows[r / group]];
+      const int position = args.positions[rows[r / heads]];
       const int oldest = args.window > 0 ? position - args.window + 1 : 0;
       const int begin = oldest > first_key ? oldest - first_key : 0;
       const int end = position + 1 - first_key < num_keys ? position + 1 - first_key : num_keys;
@@ -220,9 +215,9 @@ inline void attention_of(const AttentionArgs& args, const AttentionUnit& unit, f
     if (unit.result == UnitResult::folded) {
       leave(r, running, unit.split_end - 1);
     } else {
-      const int head = unit.kv_head * group + r % group;
+      const int head = first_head + r % heads;
       finish(partial(running, r), d, sink_of(args, head),
-             at_row(args.out, rows[r / group], args.out_stride) + head * d);
+             at_row(args.out, rows[r / heads], args.out_stride) + head * d);
     }
   }
 }

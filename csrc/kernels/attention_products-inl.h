@@ -45,7 +45,7 @@ constexpr int kBlockRows = 12;
 constexpr int kRowsOfTwoBlocks = 6;
 #elif defined(PL_SIMD_AVX2)
 constexpr int kBlockRows = 6;
-constexpr int kRowsOfTwoBlocks = 0;
+constexpr int kRowsOfTwoBlocks = 2;
 #else
 constexpr int kBlockRows = 4;
 constexpr int kRowsOfTwoBlocks = 0;

@@ -101,11 +101,13 @@ struct AttentionShape {
 // one of each split.
 enum class UnitResult : uint8_t { rows, folded, splits };
 
-// One piece of attention: rows unit_rows[row_begin, row_end), one KV head, splits [split_begin, split_end), whose pages are those of the
-// sequence. Rows of other sequences name the same pages there and are past the last of these keys; a window may hide the first.
+// One piece of attention: rows unit_rows[row_begin, row_end), query heads [head_begin, head_end) of one KV head's group, splits [split_begin,
+// split_end), whose pages are those of the sequence. Rows of other sequences name the same pages there and are past the last of these keys;
+// a window may hide the first.
 struct AttentionUnit {
-  int32_t sequence, row_begin, row_end, kv_head, split_begin, split_end;
+  int32_t sequence, row_begin, row_end, kv_head, head_begin, head_end, split_begin, split_end;
   UnitResult result;
+  int num_heads() const { return head_end - head_begin; }
 };
 
 struct AttentionArgs {
@@ -118,7 +120,7 @@ struct AttentionArgs {
   int32_t window;            // latest positions seen, the own one included; 0 = all
   float softcap;             // score = softcap * tanh(score / softcap); 0 = as it is
   const float* sinks;        // [heads] or null: softmax has one more term exp(sink) in its denominator
-  float* q;                  // [rows][qkv_stride]; rotated and scaled in place by rope_write
+  float* q;                  // [rows][qkv_stride]; rotated and scaled in place by rotate_query
   const float* k;            // same stride
   const float* v;
   int32_t qkv_stride;
@@ -160,8 +162,10 @@ struct Kernels {
   // out (+)= sum over j of weights[row][j] * y[slots[row][j]], in that order; `columns` a multiple of 16.
   void (*combine)(const float* y, int y_stride, const int32_t* slots, const float* weights, int weights_stride,
                   int num_chosen, int columns, int rows, float* out, int out_stride, bool accumulate);
-  void (*rope_write)(const AttentionArgs&, int sequence, int row, int kv_head);
-  // The half of it that leaves the queries alone: for further sequences that the row's key and value are written to.
+  // Norms, rotates and scales one query head of a row in place.
+  void (*rotate_query)(const AttentionArgs&, int row, int head);
+  // Norms and rotates a row's key of one KV head and stores it with the value in the page that a sequence has at the row's position. The
+  // sequence may be another than the row's own: no bit depends on which.
   void (*key_value_write)(const AttentionArgs&, int sequence, int row, int kv_head);
   void (*attention)(const AttentionArgs&, const AttentionUnit&, float* scratch);
   void (*attention_merge)(const AttentionArgs&, int row, int head, int split_begin, int split_end);

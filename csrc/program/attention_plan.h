@@ -4,8 +4,8 @@
 // Sequences that continue one prefix name the same pages at the start of their page tables. Ordered by those, they form a tree whose
 // inner nodes are splits that a run of neighbours shares; a node becomes units over the rows of its whole run. What such a unit finds is
 // left as partials that are folded left to right afterwards, so no bit depends on what was shared. By the same mechanism the splits of a
-// row are cut into pieces where whole rows would leave threads without work. What a step shares must repay its partials: two rows that share
-// one split of thirty are read apart.
+// row are cut into pieces where whole rows would leave threads without work, and where even these are few, query heads that read the same
+// keys are taken apart. What a step shares must repay its partials: two rows that share one split of thirty are read apart.
 //
 // What is shared may be written in the same step: by rows of a sequence that has only come so far, and for the branches of a tree of tokens
 // by rows of an earlier branch (StepInputs::kv_writes). Three things make that right. All writes of a layer lie before the barrier that
@@ -57,6 +57,7 @@ class AttentionPlan {
     int shared_end;  // splits [splits.begin, shared_end) are those of the sequence before it in the order
   };
 
+  void divide_heads();
   void add_sequence(const StepInputs& step, int index);
   void order(const StepInputs& step);
   Range rows_of_run(Range run) const;
@@ -78,6 +79,7 @@ class AttentionPlan {
   std::vector<int32_t> row_slots_;
   std::vector<AttentionUnit> units_;
   std::vector<AttentionMerge> merges_;
+  int head_parts_ = 1;     // that the query heads of a KV head are taken in
   int64_t unit_cost_ = 0;  // what one unit should cost
   int used_slots_ = 0, shared_units_left_ = 0, shared_splits_ = 0;
 };

@@ -22,17 +22,13 @@ Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& sh
   const AttentionShape& a = shape.attention;
   CHECK(a.head_dim % 16 == 0 && a.head_dim <= kMaxHeadDim, "head_dim must be a multiple of 16 up to 256");
   CHECK(a.num_heads % a.num_kv_heads == 0, "query heads divide over KV heads");
-  need_scratch(std::max(attention_scratch_floats(a), sample_scratch_floats(shape.num_logits)));
+  scratch_floats_ = std::max(attention_scratch_floats(a), sample_scratch_floats(shape.num_logits));
+  scratch_floats_ = (scratch_floats_ + 31) / 32 * 32;
+  scratch_ = Region(scratch_floats_ * as_size(num_threads) * sizeof(float));
   sequence_of_row_.resize(as_size(shape.max_rows));
   Record begin{};
   begin.kind = Kind::begin;
   records_.push_back(begin);
-}
-
-void Program::need_scratch(size_t floats) {
-  if (floats <= scratch_floats_) return;
-  scratch_floats_ = (floats + 31) / 32 * 32;
-  scratch_ = Region(scratch_floats_ * as_size(pool_.size()) * sizeof(float));
 }
 
 int Program::add_rope(std::vector<double> inverse_frequencies, double factor) {
@@ -68,7 +64,7 @@ int Program::add_vector(const float* data, int size) {
 int Program::add_buffer(int width, bool outputs, int per_row) {
   const int stride = round_up(width, 32);
   const int rows = (outputs ? shape_.max_outputs : shape_.max_rows) * per_row;
-  buffers_.push_back({Region(as_size(rows) * as_size(stride) * sizeof(float)), stride, outputs, per_row});
+  buffers_.push_back({Region(as_size(rows) * as_size(stride) * sizeof(float)), stride, outputs, per_row, Region{}});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -159,7 +155,13 @@ void Program::norm_add(int from, int weight, float eps, int size, int residual, 
   r.to_activations = to_activations;
   r.outputs = buffers_[as_size(from)].outputs;
   if (to_buffer >= 0 && to_activations >= 0) activations_[as_size(to_activations)].shared = true;
-  need_scratch(as_size(kPrivateRows) * as_size(buffers_[as_size(to)].stride));
+  const auto makes_residual = [&](const Record& other) { return other.to == residual || other.sum == residual; };
+  const auto maker = std::find_if(records_.rbegin(), records_.rend(), makes_residual);
+  if (maker != records_.rend() && maker->kind == Kind::norm_add && maker->sum == residual)
+    r.residual_maker = static_cast<int>(records_.rend() - maker) - 1;
+  Buffer& sum = buffers_[as_size(to)];
+  if (sum.copies.bytes() == 0)
+    sum.copies = Region(as_size((pool_.size() - 1) * kPrivateRows) * as_size(sum.stride) * sizeof(float));
   records_.push_back(r);
 }
 
@@ -300,7 +302,7 @@ const char* Program::record_name(int record) const {
 size_t Program::workspace_bytes() const {
   size_t total = partials_.bytes() + scratch_.bytes() + expert_scratch_.bytes();
   for (const Rope& r : ropes_) total += r.cos.bytes() + r.sin.bytes();
-  for (const Buffer& b : buffers_) total += b.data.bytes();
+  for (const Buffer& b : buffers_) total += b.data.bytes() + b.copies.bytes();
   for (const Quantised& q : activations_) total += q.data.bytes();
   for (const Region& v : vectors_) total += v.bytes();
   return total;

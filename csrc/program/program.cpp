@@ -146,7 +146,8 @@ NormArgs Program::norm_args(int from, int column, int weight, int size, float ep
 }
 
 // The sum goes to another buffer than the residual, so that threads which all work on the same rows may read the one while the first writes
-// the other; the others keep the sum for themselves. Whoever reads it from the buffer does so behind a later record's barrier.
+// the other. The others write copies of their own, and the next such record reads those: no line of the residual stream goes from core to
+// core. Whoever else reads the sum does so from the buffer, behind a later record's barrier.
 void Program::run_norm_add(const Record& record, Range rows, bool alone, int thread) {
   const Buffer& sum = buffers_[as_size(record.sum)];
   const Buffer& residual = buffers_[as_size(record.residual)];
@@ -155,13 +156,41 @@ void Program::run_norm_add(const Record& record, Range rows, bool alone, int thr
   NormArgs args = norm_args(record.from, 0, record.weight, record.size, record.eps, record.sum);
   args.residual = residual.data.as<float>();
   args.residual_stride = residual.stride;
-  if (alone && thread != 0) args.y = scratch(thread);
+  if (alone && thread != 0) {
+    args.y = own_copy(sum, thread);
+    const int maker = record.residual_maker;
+    if (maker >= 0 && private_rows(records_[as_size(maker)], rows_of(record)))
+      args.residual = own_copy(residual, thread);
+  }
   kernels_.norm(args, rows.begin, rows.end, out, !has_next && record.to_activations >= 0);
   if (!has_next) return;
   NormArgs next = norm_args(record.sum, 0, record.weight2, record.size, record.eps2, record.to);
   next.x = args.y;
   next.x_stride = sum.stride;
   kernels_.norm(next, rows.begin, rows.end, out, record.to_activations >= 0);
+}
+
+// A row is its query heads and then its KV heads, as they lie in the product's buffer: a thread finds most of what it rotates in its own
+// cache. A key and value count as two, because they go to a page.
+void Program::run_rope_write(const Record& record, int thread) {
+  const AttentionArgs args = attention_args(record);
+  const int heads = shape_.attention.num_heads, kv_heads = shape_.attention.num_kv_heads;
+  const int a_row = heads + 2 * kv_heads;
+  const int own = step_.num_rows * a_row;
+  const Range items = Range{0, own + step_.num_kv_writes * 2 * kv_heads}.part(thread, pool_.size());
+  for (int i = items.begin; i < items.end; ++i) {
+    const int row = i / a_row, at = i < own ? i % a_row : heads + i - own;
+    if (i < own && at < heads)
+      kernels_.rotate_query(args, row, at);
+    else if ((at - heads) % 2 != 0)
+      continue;
+    else if (i < own)
+      kernels_.key_value_write(args, sequence_of_row_[as_size(row)], row, (at - heads) / 2);
+    else {
+      const int32_t* write = step_.kv_writes + 2 * ((i - own) / (2 * kv_heads));
+      kernels_.key_value_write(args, write[1], write[0], (i - own) / 2 % kv_heads);
+    }
+  }
 }
 
 void Program::run_record(const Record& record, int thread) {
@@ -222,19 +251,9 @@ void Program::run_record(const Record& record, int thread) {
                    record.size, mine.begin, mine.end, buffer(record.to), stride(record.to),
                    view(record.to_activations, -1, rows, thread));
       break;
-    case Kind::rope_write: {
-      const AttentionArgs args = attention_args(record);
-      const int heads = shape_.attention.num_kv_heads;
-      const int own = rows * heads;
-      const Range items = Range{0, own + step_.num_kv_writes * heads}.part(thread, threads);
-      for (int i = items.begin; i < std::min(items.end, own); ++i)
-        kernels_.rope_write(args, sequence_of_row_[as_size(i / heads)], i / heads, i % heads);
-      for (int i = std::max(items.begin, own); i < items.end; ++i) {
-        const int32_t* write = step_.kv_writes + 2 * ((i - own) / heads);
-        kernels_.key_value_write(args, write[1], write[0], i % heads);
-      }
+    case Kind::rope_write:
+      run_rope_write(record, thread);
       break;
-    }
     case Kind::attention:
       run_attention(record, thread);
       return;

@@ -149,6 +149,7 @@ class Program {
     int weight = -1, weight2 = -1;                        // a vector or a matrix
     int column = 0;                                       // of `from` where it begins
     int residual = -1, sum = -1;                          // buffers of norm_add
+    int residual_maker = -1;                              // the norm_add that made the residual
     int bias = -1, bias2 = -1, slots = -1, routing = -1;  // of experts
     bool normalise = false;
     int size = 0;
@@ -176,6 +177,8 @@ class Program {
     int stride;
     bool outputs;
     int per_row;
+    Region
+        copies{};  // [threads - 1][kPrivateRows][stride] of the threads after the first, where they make sums for themselves
   };
   struct Quantised {
     Region data;  // for each thread a private copy of kPrivateRows rows, then the shared rows
@@ -194,11 +197,15 @@ class Program {
   void run_record(const Record& record, int thread);
   bool private_rows(const Record& record, int rows) const;
   Activations view(int activations, int buffer, int rows, int thread) const;
+  float* own_copy(const Buffer& buffer, int thread) const {
+    const int row = (thread - 1) * kPrivateRows;
+    return buffer.copies.as<float>() + static_cast<size_t>(row) * static_cast<size_t>(buffer.stride);
+  }
   void fill_rope(const Rope& rope, int thread) const;
   void run_norm_add(const Record& record, Range rows, bool alone, int thread);
+  void run_rope_write(const Record& record, int thread);
   NormArgs norm_args(int from, int column, int weight, int size, float eps, int to) const;
   float* scratch(int thread) const { return scratch_.as<float>() + static_cast<size_t>(thread) * scratch_floats_; }
-  void need_scratch(size_t floats);
   void run_attention(const Record& record, int thread);
   AttentionArgs attention_args(const Record& record) const;
   int rows_of(const Record& record) const {

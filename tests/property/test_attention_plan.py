@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,21 @@ from numpy.typing import NDArray
 from paceline import _native
 
 SPLIT, PAGE, MAX_SPLITS, MAX_ROWS, NUM_KV_HEADS = 128, 32, 40, 64, 2
-Unit = tuple[list[int], int, int, int, int, str]
+
+
+class Unit(NamedTuple):
+    """What the native program says of one; heads are those of the KV head's group."""
+
+    rows: list[int]
+    sequence: int
+    kv_head: int
+    first_head: int
+    end_head: int
+    begin: int
+    end: int
+    result: str
+
+
 Merge = tuple[int, int, int, int]
 
 
@@ -73,7 +87,8 @@ def plan_of(shapes: list[Shape], *, window: int = 0, group: int = 2, threads: in
     program.begin_step()
     return Planned(
         positions, np.repeat(np.arange(len(shapes), dtype=np.int32), lengths), page_table, window, group,
-        program.attention_units(), program.attention_merges(), program.attention_slots, program.shared_splits,
+        [Unit(*unit) for unit in program.attention_units()], program.attention_merges(), program.attention_slots,
+        program.shared_splits,
     )  # fmt: skip
 
 
@@ -82,8 +97,9 @@ def check(plan: Planned) -> None:
     units_of = defaultdict(list)
     for unit in plan.units:
         check_unit(plan, unit)
-        for row in unit[0]:
-            units_of[row, unit[2]].append(unit[3:])
+        for row in unit.rows:
+            for head in range(unit.first_head, unit.end_head):
+                units_of[row, unit.kv_head * plan.group + head].append((unit.begin, unit.end, unit.result))
     merges = {row: (slot, first, end) for row, slot, first, end in plan.merges}
     slots = [slot + i for slot, first, end in merges.values() for i in range(end - first)]
     assert len(merges) == len(plan.merges)
@@ -91,7 +107,7 @@ def check(plan: Planned) -> None:
     assert all(0 <= slot < plan.num_slots for slot in slots)
     for row, position in enumerate(plan.positions):
         oldest = max(0, position - plan.window + 1) if plan.window else 0
-        for head in range(NUM_KV_HEADS):
+        for head in range(NUM_KV_HEADS * plan.group):
             begins, ends, results = zip(*sorted(units_of[row, head]), strict=True)
             assert begins[0] <= oldest // SPLIT
             assert begins[1:] == ends[:-1]
@@ -105,9 +121,10 @@ def check(plan: Planned) -> None:
 
 
 def check_unit(plan: Planned, unit: Unit) -> None:
-    rows, sequence, _, begin, end, _ = unit
+    rows, sequence, begin, end = unit.rows, unit.sequence, unit.begin, unit.end
     assert begin < end
-    assert 0 < len(rows) * plan.group <= max(32, plan.group)
+    assert 0 <= unit.first_head < unit.end_head <= plan.group
+    assert 0 < len(rows) * (unit.end_head - unit.first_head) <= max(32, plan.group)
     keys = min(end * SPLIT, int(plan.positions[rows[-1]]) + 1)  # that the kernel reads
     for row in rows:
         own = plan.sequence_of_row[row]
@@ -122,9 +139,10 @@ def check_unit(plan: Planned, unit: Unit) -> None:
 def shared(plan: Planned) -> list[tuple[set[int], int]]:
     """Sequences that share splits, and how many reads of a split that saves."""
     sequences: dict[tuple[int, int, int], set[int]] = defaultdict(set)
-    for rows, sequence, head, begin, end, _ in plan.units:
-        if head == 0:
-            sequences[sequence, begin, end] |= {int(plan.sequence_of_row[row]) for row in rows}
+    for unit in plan.units:
+        if unit.kv_head == unit.first_head == 0:
+            rows = {int(plan.sequence_of_row[row]) for row in unit.rows}
+            sequences[unit.sequence, unit.begin, unit.end] |= rows
     return [(found, (len(found) - 1) * (end - begin)) for (_, begin, end), found in sequences.items() if len(found) > 1]
 
 
@@ -199,7 +217,18 @@ def test_a_long_row_is_cut_for_several_threads_only() -> None:
     assert len(plan_of(lone, threads=1).units) == NUM_KV_HEADS
     assert len(plan_of(lone, threads=2).units) == NUM_KV_HEADS * 10
     among_short = [*lone, *(Shape(0, 0, 1, 20) for _ in range(60))]
-    assert any(unit[3] > 0 for unit in plan_of(among_short, threads=2).units)
+    assert any(unit.begin > 0 for unit in plan_of(among_short, threads=2).units)
+
+
+@pytest.mark.parametrize(
+    ("group", "threads", "parts"),
+    [(1, 8, 1), (4, 1, 1), (4, 2, 1), (4, 3, 2), (4, 4, 2), (9, 6, 3), (4, 16, 4), (3, 16, 3)],
+)
+def test_heads_are_taken_apart_where_threads_would_be_idle(group: int, threads: int, parts: int) -> None:
+    """Two KV heads and one split are two units: too few for more threads."""
+    plan = plan_of([Shape(0, 0, 1, 100)], group=group, threads=threads)
+    check(plan)
+    assert len(plan.units) == NUM_KV_HEADS * parts
 
 
 def wrong_plans() -> dict[str, Planned]:
@@ -207,23 +236,24 @@ def wrong_plans() -> dict[str, Planned]:
     right = plan_of(over_one_prefix(5))
     check(right)
     units, merges = right.units, right.merges
-    rows, sequence, head, begin, end, result = units[0]
+    first = units[0]
 
-    def first_unit(*unit: Any) -> Planned:
-        return replace(right, units=[unit, *units[1:]])
+    def first_unit(**changes: object) -> Planned:
+        return replace(right, units=[first._replace(**changes), *units[1:]])
 
     other_page = right.page_table.copy()
     other_page[3, 2] += 1
-    row, slot, first, last = merges[0]
+    row, slot, first_split, last = merges[0]
     return {
         "unit lost": replace(right, units=units[1:]),
         "unit twice": replace(right, units=[units[0], *units]),
-        "row lost": first_unit(rows[1:], sequence, head, begin, end, result),
-        "split lost": first_unit(rows, sequence, head, begin + 1, end, result),
-        "result": first_unit(rows, sequence, head, begin, end, "splits"),
-        "own keys": first_unit(rows, sequence, head, begin, 6, result),
+        "row lost": first_unit(rows=first.rows[1:]),
+        "head lost": first_unit(first_head=first.first_head + 1),
+        "split lost": first_unit(begin=first.begin + 1),
+        "result": first_unit(result="splits"),
+        "own keys": first_unit(end=6),
         "page": replace(right, page_table=other_page),
-        "slot of another": replace(right, merges=[(row, slot + 1, first, last), *merges[1:]]),
+        "slot of another": replace(right, merges=[(row, slot + 1, first_split, last), *merges[1:]]),
         "slot outside": replace(right, num_slots=right.num_slots // 1000),
         "not merged": replace(right, merges=merges[1:]),
         "count": replace(right, shared_splits=right.shared_splits + 1),
