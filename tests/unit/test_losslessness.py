@@ -10,6 +10,7 @@ import pytest
 from fake_executor import tiny_model
 from numpy.typing import NDArray
 
+from paceline.config import Experts
 from paceline.measure.losslessness import (
     Answer,
     Difference,
@@ -17,6 +18,8 @@ from paceline.measure.losslessness import (
     Rounding,
     compare_formats,
     first_difference,
+    jump_square,
+    relative_drift,
     relative_rounding,
     same_bits,
 )
@@ -172,6 +175,45 @@ def test_noise_beyond_the_bound_fails() -> None:
 
 def test_other_logits_altogether_fail() -> None:
     assert not compare(logits(1)).is_tie
+
+
+def test_a_mixture_of_experts_may_move_further_but_not_anywhere() -> None:
+    dense, mixture = MODEL, replace(MODEL, experts=Experts(8, 2, 64))
+    square = 1e-4
+    assert relative_drift(dense, square) == pytest.approx(math.sqrt(MODEL.num_layers * square))
+    assert relative_drift(replace(MODEL, experts=Experts(2, 2, 64)), square) == relative_drift(dense, square)
+    assert relative_drift(dense, square) < relative_drift(mixture, square) < 1
+    assert relative_drift(replace(mixture, num_layers=48), 1e-3) == 1
+    other = compare_formats(
+        logits(),
+        logits(1),
+        num_prompt=NUM_PROMPT,
+        tokens=([1], [1]),
+        model=replace(mixture, num_layers=48),
+        formats=("f16", "int8"),
+    )
+    assert not other.is_tie
+
+
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (16, 4), (128, 8)])
+def test_jumps_of_a_mixture_are_those_of_a_simulation(num_experts: int, num_chosen: int) -> None:
+    """Rows choose by logits and by logits that are a little off; experts give independent vectors of norm 1, each of a
+    direction of its own, so what changes is the square of the weights on experts that differ."""
+    error, rows = 0.01, 200_000
+    rng = np.random.default_rng(0)
+    plain = rng.standard_normal((rows, num_experts)).astype(np.float32)
+    moved = plain + error * rng.standard_normal(plain.shape).astype(np.float32)
+
+    def weights(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        smallest = np.partition(logits, -num_chosen, axis=1)[:, -num_chosen, None]
+        scores = np.exp(logits) * (logits >= smallest)
+        return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+    ours, theirs = weights(plain), weights(moved)
+    flipped = ((ours > 0) != (theirs > 0)).any(axis=1)
+    jump = (((ours - theirs) ** 2).sum(axis=1) / (ours**2).sum(axis=1))[flipped].sum() / rows
+    bound = jump_square(num_experts, num_chosen, error)
+    assert bound / 4 < jump < bound
 
 
 def test_a_token_that_was_well_ahead_does_not_lose_by_rounding() -> None:

@@ -16,6 +16,13 @@ of inputs that differ a little differ by whole steps), and adds its result to th
 roundings are independent and the stream carries them on with the gain that it has for the signal, so after L layers
 drift <= s sqrt(L (2 u_kv^2 + 4 u_act^2)).
 
+A mixture of k of E experts has jumps besides: where the stream is off by r, relative to its norm, so is every router
+logit, and the k-th and the next may change places. For normal logits the gap between these is below any small g with
+probability E phi(z) g, z the quantile of 1 - k / E, so a difference of two errors, of deviation sqrt(2) r, is larger
+with probability E phi(z) r / sqrt(pi). Then the smallest of k weights goes to another expert, which changes the mean
+square of their sum by at most 2 / k. So a layer adds 2 E phi(z) r / (k sqrt(pi)) to r^2: few roundings move a mixture
+far. Unrelated logits have a drift of sqrt(2) s; the bound ends at s, so that these are never excused.
+
 Margin bound. Where rounding alone makes l' prefer another token than l, the margin of l between the two is at most the
 difference of two errors, whose deviation is sqrt(2) drift; six deviations cover every position of any run. Drift is
 measured at the prompt's positions, whose tokens are given, never at those that it must explain.
@@ -30,6 +37,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -185,8 +193,7 @@ def compare_formats(
     moved = other[:num_prompt] - plain[:num_prompt]
     drift = float(np.sqrt(np.mean((moved - moved.mean(axis=1, keepdims=True)) ** 2)))
     u_kv = math.hypot(*(relative_rounding(kv_dtype, model.head_dim) for kv_dtype in formats))
-    u_act = _integer_rounding(_ACTIVATION_GROUP)
-    share = math.sqrt(model.num_layers * (2 * u_kv**2 + 4 * u_act**2))
+    share = relative_drift(model, 2 * u_kv**2 + 4 * _integer_rounding(_ACTIVATION_GROUP) ** 2)
     log_p, log_q = _log_softmax(plain[:num_prompt]), _log_softmax(other[:num_prompt])
     margin = None
     num_positions = len(expected)
@@ -203,6 +210,26 @@ def compare_formats(
         margin=margin,
         margin_bound=_DEVIATIONS * math.sqrt(2) * drift,
     )
+
+
+def relative_drift(model: ModelConfig, layer_square: float) -> float:
+    """The drift bound in units of s, where each layer's roundings leave ``layer_square`` on average."""
+    square = 0.0
+    for layer in range(model.num_layers):
+        square += layer_square
+        experts = model.experts_of(layer)
+        if experts is not None and experts.num_chosen < experts.num_experts:
+            square += jump_square(experts.num_experts, experts.num_chosen, math.sqrt(square))
+    return min(math.sqrt(square), 1.0)
+
+
+def jump_square(num_experts: int, num_chosen: int, error: float) -> float:
+    """The mean square that other choices of experts leave, relative to their sum, where logits are off by ``error`` of
+    their deviation; see the module.
+    """
+    normal = NormalDist()
+    density = num_experts * normal.pdf(normal.inv_cdf(1 - num_chosen / num_experts))
+    return 2 * density * error / (num_chosen * math.sqrt(math.pi))
 
 
 def _log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
