@@ -79,6 +79,7 @@ def test_random_vocabularies_equal_the_slow_reference(data: st.DataObject, joine
     single=st.sets(st.sampled_from("ab▁>\n")),
     num_bytes=st.sampled_from([0, 256]),
     prefix=st.booleans(),
+    architecture=st.sampled_from(["llama", "phi3"]),
     texts=st.lists(st.text(alphabet="ab ▁>\n<té가", max_size=24), min_size=1, max_size=6),
 )
 def test_quick_form_equals_the_library(
@@ -87,6 +88,7 @@ def test_quick_form_equals_the_library(
     single: set[str],
     num_bytes: int,
     prefix: bool,
+    architecture: str,
     texts: list[str],
 ) -> None:
     """Every vocabulary: runs of spaces, pieces across words, periodic ones, characters and bytes without a piece."""
@@ -105,6 +107,7 @@ def test_quick_form_equals_the_library(
         "add_space_prefix": prefix,
     }
     metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    metadata["general.architecture"] = architecture
     quick, _ = backend_from_metadata(Path("t.gguf"), metadata)
     library, _ = tokenizer_from_metadata(Path("t.gguf"), metadata)
     assert isinstance(quick, SentencePiece)
@@ -115,6 +118,25 @@ def test_quick_form_equals_the_library(
     assert quick.added == of_library.added
     assert [quick.token(i) for i in range(len(tokens) + 1)] == [of_library.token(i) for i in range(len(tokens) + 1)]
     assert (quick.num_tokens, quick.strips_first_space) == (of_library.num_tokens, of_library.strips_first_space)
+
+
+def test_phi_3_drops_white_space_after_its_turns() -> None:
+    """Its template has a line end after each of them, and none was there in training."""
+    values = sentencepiece_values([*PIECES, "<|user|>", "<|end|>"])
+    values["token_type"][-2:] = [3, 4]
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    texts = ("<|user|>\n the<|end|> \n <|user|>", "<|user|>the<|end|><|user|>", "<s>\n the")
+
+    def ids(architecture: str) -> list[list[int]]:
+        backend, _ = backend_from_metadata(Path("t.gguf"), metadata | {"general.architecture": architecture})
+        return [backend.ids(text) for text in texts]
+
+    with_lines, without, after_begin = ids("phi3")
+    assert with_lines == without
+    assert without[0] == len(values["tokens"]) - 2
+    plain_with_lines, plain_without, plain_after_begin = ids("llama")
+    assert plain_with_lines != plain_without == without
+    assert after_begin == plain_after_begin
 
 
 def test_runs_of_spaces_are_found_however_the_file_spells_them(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Values of ``tokenizer.ggml.token_type``; 5 (unused) and 6 (byte) need no treatment."""
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+PHI3_KEEPS_AFTER = ("<unk>", "<s>", "<|endoftext|>")
+"""Of Phi-3's added tokens those that leave the white space after them, as in its tokenizer.json and in llama.cpp."""
+
 SENTENCEPIECE_DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 
 
@@ -50,6 +53,13 @@ class _Vocabulary:
             for i in np.flatnonzero(np.isin(self.types, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
         }
         """Tokens that are found in a text before anything is merged: id -> (spelling, whether it is no text)."""
+
+    @property
+    def strips_after(self) -> frozenset[int]:
+        """Added tokens after which white space is dropped. No key says it: it is so in Phi-3's files alone."""
+        if not self.is_sentencepiece or self.metadata.get("general.architecture") != "phi3":
+            return frozenset()
+        return frozenset(i for i, (text, _) in self.added.items() if text not in PHI3_KEEPS_AFTER)
 
     @property
     def is_sentencepiece(self) -> bool:
@@ -123,8 +133,12 @@ def _library_tokenizer(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
         backend = _sentencepiece(vocabulary)
     else:
         backend = _byte_level(vocabulary, _pretokenizer(vocabulary))
+    strips = vocabulary.strips_after
     backend.add_tokens(
-        [AddedToken(text, special=special, normalized=False) for text, special in vocabulary.added.values()]
+        [
+            AddedToken(text, special=special, normalized=False, rstrip=token_id in strips)
+            for token_id, (text, special) in vocabulary.added.items()
+        ]
     )
     return backend
 
@@ -184,6 +198,7 @@ def _quick_sentencepiece(vocabulary: _Vocabulary) -> SentencePiece:
         added=vocabulary.added,
         unknown_id=vocabulary.token_id("unknown_token_id"),
         add_space_prefix=vocabulary.get("add_space_prefix", True),
+        strips_after=vocabulary.strips_after,
     )
 
 

@@ -38,9 +38,11 @@ class SentencePiece:
         added: Mapping[int, tuple[str, bool]],
         unknown_id: int | None,
         add_space_prefix: bool,
+        strips_after: frozenset[int] = frozenset(),
     ) -> None:
         """``ids`` of all pieces, in order; ``scores`` by id, the better one merges first. ``added`` are tokens that are
-        found in the text before anything is merged: id -> (its spelling, whether it stands for no text).
+        found in the text before anything is merged: id -> (its spelling, whether it stands for no text); white space
+        that follows one of ``strips_after`` is dropped.
         """
         self.added = added
         self.strips_first_space = add_space_prefix
@@ -49,6 +51,7 @@ class SentencePiece:
         self._ids = ids
         self._costs = [-score for score in scores]
         self._unknown_id = unknown_id
+        self._strips_after = strips_after
         self._byte_ids = [self._ids.get(f"<0x{byte:02X}>") for byte in range(256)]
         spelled = {text: token_id for token_id, (text, _) in added.items() if text}
         self._added_ids = spelled
@@ -71,6 +74,8 @@ class SentencePiece:
                 ids += self._plain(text[start:at])
                 ids.append(found)
                 start = end = at + len(self.added[found][0])
+                if found in self._strips_after:
+                    start = len(text) - len(text[end:].lstrip())
         return ids + self._plain(text[start:])
 
     def token(self, token_id: int) -> str | None:
