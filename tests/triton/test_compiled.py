@@ -39,7 +39,7 @@ def check(code: Compiled) -> None:
     [
         (80, torch.bfloat16, "zero"),
         (90, torch.bfloat16, "middle"),
-        (90, torch.float16, "minimum"),
+        (120, torch.float16, "minimum"),
         (90, torch.float32, "minimum"),
     ],
 )
@@ -64,7 +64,7 @@ def test_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: int, ki
         (80, torch.float32, torch.bfloat16, 128),
         (90, torch.bfloat16, torch.bfloat16, 64),
         (90, torch.bfloat16, torch.bfloat16, 256),
-        (90, torch.float32, torch.float16, 128),
+        (120, torch.float32, torch.float16, 128),
         (90, torch.float32, torch.bfloat16, 256),
     ],
 )

@@ -19,7 +19,7 @@ from torch_attention import attend
 
 from paceline.executors.torch.cuda_graphs import DecodeGraphs, Recorded, Recording, Values, bucket_sizes, fits
 from paceline.executors.torch.executor import TorchExecutor
-from paceline.executors.torch.kernels import Kernels
+from paceline.executors.torch.kernels import Kernels, has_triton_kernels
 
 NUM_PAGES = 12
 LENGTHS = [70, 33, 40, 5]
@@ -134,6 +134,18 @@ def test_sizes() -> None:
     assert bucket_sizes(3) == (1, 2, 3)
     assert bucket_sizes(8) == (1, 2, 4, 8)
     assert bucket_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96, 100)
+
+
+def test_where_tritons_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr("paceline.executors.torch.kernels.find_spec", lambda name: object())
+    for capability, runs in (((9, 0), True), ((8, 0), True), ((7, 5), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert has_triton_kernels(device) is runs
+    assert not has_triton_kernels(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("paceline.executors.torch.kernels.find_spec", lambda name: None)
+    assert not has_triton_kernels(device)
 
 
 def test_which_steps_are_recorded() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
 from paceline.config import EngineConfig, Machine
@@ -52,7 +51,7 @@ class ExecutorChoice:
     def weight_bytes(self, checkpoint: Checkpoint, config: EngineConfig) -> int:
         """Bytes of all weights as it holds them."""
         if self.name == "torch" and config.weights != "bf16":
-            if self.device != "cpu" and find_spec("triton") is not None:
+            if _torch_executor().keeps_4_bit_codes(self.device):
                 return gpu_weight_bytes(checkpoint, config)
             config = replace(config, weights="f32", head_bits=None)
         return weight_bytes(checkpoint, config)

@@ -29,7 +29,7 @@ from paceline.executors.native import sample_logits
 from paceline.executors.torch.attention import PagedContext
 from paceline.executors.torch.cuda_graphs import DecodeGraphs
 from paceline.executors.torch.host_copy import HostCopy
-from paceline.executors.torch.kernels import Kernels
+from paceline.executors.torch.kernels import Kernels, has_triton_kernels
 from paceline.executors.torch.operations import Context, Pass
 from paceline.executors.torch.pages import DevicePages, PagePool
 from paceline.executors.torch.rotation import RotationTable
@@ -125,6 +125,11 @@ class TorchExecutor:
         """Memory of a GPU that is free."""
         free, _ = torch.cuda.mem_get_info(find_device(name))
         return int(free)
+
+    @staticmethod
+    def keeps_4_bit_codes(name: str) -> bool:
+        """Whether matrices of 4-bit codes take no more memory than that on a device."""
+        return has_triton_kernels(find_device(name))
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step; see ``Executor.run``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -10,6 +11,9 @@ from paceline.config import ModelConfig
 from paceline.executors.torch.attention import PagedAttention, SplitAttention
 from paceline.executors.torch.cuda_graphs import Recording
 from paceline.executors.torch.products import MakeProduct, ProductMaker
+
+LEAST_CAPABILITY = (8, 0)
+"""Of the GPU (Ampere). For 7.5 Triton compiles the kernels to plain multiplications, with numbers in local memory."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,16 @@ class Kernels:
 
     @classmethod
     def of_device(cls, model: ModelConfig, device: torch.device) -> Kernels:
-        """Triton's on a CUDA GPU where it is installed, else torch's."""
-        if device.type == "cuda":
-            try:
-                from paceline.executors.torch.gpu_kernels import triton_kernels
-            except ModuleNotFoundError as error:
-                if error.name != "triton":
-                    raise
-            else:
-                return triton_kernels(model, device)
-        return cls.of_torch(model, device)
+        """Triton's where they run, else torch's."""
+        if not has_triton_kernels(device):
+            return cls.of_torch(model, device)
+        from paceline.executors.torch.gpu_kernels import triton_kernels
+
+        return triton_kernels(model, device)
+
+
+def has_triton_kernels(device: torch.device) -> bool:
+    """Whether Triton is installed and ``device`` a GPU whose tensor cores take bf16."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return bool(torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY)
