@@ -160,11 +160,12 @@ class SplitAttention:
         for group in groups:
             count, rows_each = group.rows.shape
             # [n, 1, kv_heads, rows * heads that share keys, head_dim]
-            queries = q[group.rows].view(count, rows_each, pool.model.num_kv_heads, -1, head_dim).transpose(1, 2)
+            queries = q.index_select(0, group.rows.flatten())
+            queries = queries.view(count, rows_each, pool.model.num_kv_heads, -1, head_dim).transpose(1, 2)
             found = _attend(queries.flatten(2, 3), *pool.gather(layer, group.pages), group.hidden, softcap, sinks)
             found = found.view(count, pool.model.num_kv_heads, rows_each, -1, head_dim).transpose(1, 2)
             kept = group.num_rows_each
-            out[group.rows[:, :kept]] = found[:, :kept].reshape(count, kept, heads, head_dim)
+            out.index_copy_(0, group.rows[:, :kept].flatten(), found[:, :kept].reshape(-1, heads, head_dim))
         return out
 
 

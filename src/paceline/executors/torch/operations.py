@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline.config import Activation, RopeConfig
 from paceline.executors.torch.rotation import RotationTable, Turn, rotate
@@ -99,7 +98,9 @@ def features(node: Node, inputs: Inputs, step: Pass) -> Inputs:
 
 
 def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(x.contiguous(), (x.shape[-1],), weight, eps)
+    # Half the time of torch's own, which takes a dozen operations on a CPU.
+    norm = torch.linalg.vector_norm(x.contiguous(), dim=-1, keepdim=True)
+    return x * torch.rsqrt(norm * norm * (1.0 / x.shape[-1]) + eps) * weight
 
 
 def rms_norm(node: Node, inputs: Inputs, step: Pass) -> Inputs:
