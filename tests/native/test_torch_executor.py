@@ -17,6 +17,7 @@ from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, run_chunks, run_step, step_plan
 from token_trees import SHAPES, TokenTree, decode_path, run_tree, tree_step
 
+from paceline.config import Experts
 from paceline.engine.executor_choice import ExecutorChoice
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.reference import ReferenceExecutor
@@ -31,6 +32,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "one head": {"num_heads": 1, "num_kv_heads": 1, "head_dim": 64, "hidden_size": 80, "intermediate_size": 52},
     "qwen2": {"architecture": "qwen2", "attention_bias": True, "sliding_window": 9},
     "qwen3": {"architecture": "qwen3", "qk_norm": True, "num_kv_heads": 4},
+    "mixtral": {"architecture": "mixtral", "experts": Experts(6, 3, 64)},
+    "gpt-oss": {
+        "architecture": "gpt-oss",
+        "experts": Experts(5, 2, 48, biases=True),
+        "activation": "swiglu_oai",
+        "attention_sinks": True,
+        "attention_bias": True,
+        "output_bias": True,
+        "tie_embeddings": False,
+    },
     **VARIANTS,
 }
 

@@ -11,7 +11,7 @@ from graph_variants import FAMILIES, VARIANTS
 from tiny_models import tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, run_chunks
 
-from paceline.config import ModelConfig
+from paceline.config import Experts, ModelConfig
 from paceline.executors.reference import ReferenceExecutor
 from paceline.executors.torch.forward import TorchModel
 from paceline.models import registry
@@ -21,6 +21,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False},
     "qwen2": {"architecture": "qwen2", "attention_bias": True, "sliding_window": 9},
     "qwen3": {"architecture": "qwen3", "qk_norm": True},
+    "qwen3moe": {"architecture": "qwen3moe", "qk_norm": True, "experts": Experts(4, 2, 48, normalise=False)},
     **VARIANTS,
 }
 
