@@ -42,7 +42,7 @@ def _dense_layers(keys: HuggingFaceKeys) -> tuple[int, ...]:
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
         raise CheckpointError(keys.path, f"mlp_only_layers is {listed!r}, expected a list of integers")
     step = keys.integer("decoder_sparse_step", 1)
-    layers = range(keys.integer("num_hidden_layers"))
+    layers = range(keys.num_layers())
     return tuple(layer for layer in layers if layer in listed or (layer + 1) % step)
 
 
