@@ -44,6 +44,7 @@ const Kernels& require_kernels(const std::string& isa) {
 
 WeightKind weight_kind(const std::string& name) {
   if (name == "u4") return WeightKind::u4;
+  if (name == "e2m1") return WeightKind::e2m1;
   if (name == "i8") return WeightKind::i8;
   if (name == "i8c") return WeightKind::i8c;
   if (name == "bf16") return WeightKind::bf16;

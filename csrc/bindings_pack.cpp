@@ -47,8 +47,9 @@ PackSourceKind source_kind(const std::string& name) {
 
 PackTargetKind target_kind(const std::string& name) {
   static constexpr std::pair<const char*, PackTargetKind> kNames[] = {
-      {"u4", PackTargetKind::u4},     {"i8", PackTargetKind::i8},   {"i8c", PackTargetKind::i8c},
-      {"bf16", PackTargetKind::bf16}, {"f16", PackTargetKind::f16}, {"f32", PackTargetKind::f32},
+      {"u4", PackTargetKind::u4},   {"e2m1", PackTargetKind::e2m1}, {"i8", PackTargetKind::i8},
+      {"i8c", PackTargetKind::i8c}, {"bf16", PackTargetKind::bf16}, {"f16", PackTargetKind::f16},
+      {"f32", PackTargetKind::f32},
   };
   for (const auto& [known, kind] : kNames) {
     if (name == known) return kind;

@@ -5,7 +5,9 @@
 //   AVX-512 VNNI, AVX-VNNI  vpdpbusd, unsigned weight times signed activation; signed weights are offset by 128 and the offset's share,
 //                           128 * sum(activations), is subtracted as the accumulator's start.
 //   AVX2                    u4: vpmaddubsw summed in 16 bits (a lane's total is at most 8 * 2 * 15 * 127 = 30,480 < 2^15), widened once a
-//                           group. i8: |w| times sign(w) * a, at most 2 * 128 * 127 = 32,512 per pair, widened each time.
+//                           group; e2m1, whose weights go to 24, twice (4 * 2 * 24 * 127 = 24,384). i8: |w| times sign(w) * a, at most 2 * 128 * 127 = 32,512 per pair, widened each time.
+//
+// dot_four reads codes of four bits: the weight is the code, or kE2M1[code], looked up by a byte shuffle.
 //
 // add_i8 adds such sums of whole rows up, without the offset's share: wrapping, so that only the end result must fit. It does for up to
 // 132,104 inputs (128 * 127 * 132,104 < 2^31), and the packer refuses more.
@@ -16,16 +18,16 @@ namespace {
 #if defined(PL_SIMD_SCALAR)
 constexpr int kRows = 4;  // rows that share one pass over a tile
 
-template <int M>
-[[gnu::always_inline]] inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
-                                          I32x16 (&dot)[M]) {
+template <bool kIsE2M1, int M>
+[[gnu::always_inline]] inline void dot_four(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&dot)[M]) {
   for (int m = 0; m < M; ++m) {
     for (int lane = 0; lane < 16; ++lane) {
       int32_t sum = 0;
       for (int kb = 0; kb < 4; ++kb)
         for (int j = 0; j < 4; ++j) {
           const uint8_t byte = w[kb * 64 + lane * 4 + j];
-          sum += (byte & 15) * a[m * a_stride + kb * 4 + j] + (byte >> 4) * a[m * a_stride + 16 + kb * 4 + j];
+          const int low = kIsE2M1 ? kE2M1[byte & 15] : byte & 15, high = kIsE2M1 ? kE2M1[byte >> 4] : byte >> 4;
+          sum += low * a[m * a_stride + kb * 4 + j] + high * a[m * a_stride + 16 + kb * 4 + j];
         }
       dot[m].v[lane] = sum;
     }
@@ -68,15 +70,21 @@ inline int32_t load_i32(const int8_t* p) {
 #if defined(PL_SIMD_AVX512)
 constexpr int kRows = 8;
 
-template <int M>
-[[gnu::always_inline]] inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
-                                          I32x16 (&dot)[M]) {
+template <bool kIsE2M1>
+[[gnu::always_inline]] inline __m512i weights_of(__m512i codes) {
+  if constexpr (!kIsE2M1) return codes;
+  const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kE2M1));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes);
+}
+
+template <bool kIsE2M1, int M>
+[[gnu::always_inline]] inline void dot_four(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&dot)[M]) {
   const __m512i nibble = _mm512_set1_epi8(15);
   __m512i low[4], high[4];
   unroll<4>([&](auto kb) PL_INLINE {
     const __m512i raw = _mm512_loadu_si512(w + kb * 64);
-    low[kb] = _mm512_and_si512(raw, nibble);
-    high[kb] = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+    low[kb] = weights_of<kIsE2M1>(_mm512_and_si512(raw, nibble));
+    high[kb] = weights_of<kIsE2M1>(_mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble));
   });
   unroll<M>([&](auto m) PL_INLINE {
     const int8_t* row = a + m * a_stride;
@@ -127,18 +135,28 @@ constexpr int kRows = 4;
 
 inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
+template <bool kIsE2M1>
+[[gnu::always_inline]] inline __m256i low_weights(__m256i bytes) {
+  const __m256i codes = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+  if constexpr (!kIsE2M1) return codes;
+  const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kE2M1));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+}
+
+template <bool kIsE2M1>
+[[gnu::always_inline]] inline __m256i high_weights(__m256i bytes) {
+  return low_weights<kIsE2M1>(_mm256_srli_epi16(bytes, 4));
+}
+
 #if defined(PL_AVX_VNNI)
-template <int M>
-[[gnu::always_inline]] inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
-                                          I32x16 (&dot)[M]) {
-  const __m256i nibble = _mm256_set1_epi8(15);
+template <bool kIsE2M1, int M>
+[[gnu::always_inline]] inline void dot_four(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&dot)[M]) {
   unroll<M>([&](auto m) PL_INLINE { dot[m] = set1(0); });
 #pragma GCC unroll 1
   for (int kb = 0; kb < 4; ++kb) {
     const __m256i raw_a = load_256(w + kb * 64), raw_b = load_256(w + kb * 64 + 32);
-    const __m256i low_a = _mm256_and_si256(raw_a, nibble), low_b = _mm256_and_si256(raw_b, nibble);
-    const __m256i high_a = _mm256_and_si256(_mm256_srli_epi16(raw_a, 4), nibble);
-    const __m256i high_b = _mm256_and_si256(_mm256_srli_epi16(raw_b, 4), nibble);
+    const __m256i low_a = low_weights<kIsE2M1>(raw_a), low_b = low_weights<kIsE2M1>(raw_b);
+    const __m256i high_a = high_weights<kIsE2M1>(raw_a), high_b = high_weights<kIsE2M1>(raw_b);
     unroll<M>([&](auto m) PL_INLINE {
       const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride + kb * 4));
       const __m256i y = _mm256_set1_epi32(load_i32(a + m * a_stride + 16 + kb * 4));
@@ -189,10 +207,10 @@ template <int M>
 // with 8 sums in 16 registers each one that waits is stored and loaded again.
 inline void keep_order(__m256i& a, __m256i& b) { __asm__ volatile("" : "+x"(a), "+x"(b)); }
 
-// sum[m] += (u4 weights) * (4 activations of row m), for both halves of the tile; the first time sum[m] =.
+// sum[m] += (unsigned weights) * (4 activations of row m), for both halves of the tile; the first time sum[m] =.
 template <bool kFirst, int M>
-[[gnu::always_inline]] inline void add_pairs_u4(__m256i w_a, __m256i w_b, const int8_t* a, int a_stride,
-                                                __m256i (&sum_a)[M], __m256i (&sum_b)[M]) {
+[[gnu::always_inline]] inline void add_pairs(__m256i w_a, __m256i w_b, const int8_t* a, int a_stride,
+                                             __m256i (&sum_a)[M], __m256i (&sum_b)[M]) {
   unroll<M>([&](auto m) PL_INLINE {
     const __m256i x = _mm256_set1_epi32(load_i32(a + m * a_stride));
     const __m256i pair_a = _mm256_maddubs_epi16(w_a, x), pair_b = _mm256_maddubs_epi16(w_b, x);
@@ -202,22 +220,26 @@ template <bool kFirst, int M>
   });
 }
 
-template <int M>
-[[gnu::always_inline]] inline void dot_u4(const uint8_t* w, const int8_t* a, int a_stride, const int32_t*, int,
-                                          I32x16 (&dot)[M]) {
-  const __m256i nibble = _mm256_set1_epi8(15);
-  __m256i sum_a[M], sum_b[M];
-  // Low nibbles first, then high: beside 8 sums there are registers for one pair of weights.
-  unroll<4>([&](auto kb) PL_INLINE {
-    const uint8_t* p = w + kb * 64;
-    add_pairs_u4<kb == 0>(_mm256_and_si256(load_256(p), nibble), _mm256_and_si256(load_256(p + 32), nibble), a + kb * 4,
-                          a_stride, sum_a, sum_b);
-    add_pairs_u4<false>(_mm256_and_si256(_mm256_srli_epi16(load_256(p), 4), nibble),
-                        _mm256_and_si256(_mm256_srli_epi16(load_256(p + 32), 4), nibble), a + 16 + kb * 4, a_stride,
-                        sum_a, sum_b);
-  });
+template <bool kIsE2M1, int M>
+[[gnu::always_inline]] inline void dot_four(const uint8_t* w, const int8_t* a, int a_stride, I32x16 (&dot)[M]) {
+  constexpr int kParts = kIsE2M1 ? 2 : 1, kPart = 4 / kParts;  // what 16 bits hold the sum of
   const __m256i ones = _mm256_set1_epi16(1);
-  unroll<M>([&](auto m) PL_INLINE { dot[m] = {_mm256_madd_epi16(sum_a[m], ones), _mm256_madd_epi16(sum_b[m], ones)}; });
+  unroll<kParts>([&](auto part) PL_INLINE {
+    __m256i sum_a[M], sum_b[M];
+    // Low nibbles first, then high: beside 8 sums there are registers for one pair of weights.
+    unroll<kPart>([&](auto i) PL_INLINE {
+      constexpr int kb = kPart * part + i;
+      const uint8_t* p = w + kb * 64;
+      add_pairs<i == 0>(low_weights<kIsE2M1>(load_256(p)), low_weights<kIsE2M1>(load_256(p + 32)), a + kb * 4, a_stride,
+                        sum_a, sum_b);
+      add_pairs<false>(high_weights<kIsE2M1>(load_256(p)), high_weights<kIsE2M1>(load_256(p + 32)), a + 16 + kb * 4,
+                       a_stride, sum_a, sum_b);
+    });
+    unroll<M>([&](auto m) PL_INLINE {
+      const I32x16 sum = {_mm256_madd_epi16(sum_a[m], ones), _mm256_madd_epi16(sum_b[m], ones)};
+      dot[m] = part == 0 ? sum : I32x16{_mm256_add_epi32(dot[m].a, sum.a), _mm256_add_epi32(dot[m].b, sum.b)};
+    });
+  });
 }
 
 inline int32_t channel_start(float) { return 0; }

@@ -24,7 +24,7 @@ inline LaneGroup lane_group(const Matrix& w, const uint8_t* group, const uint8_t
     std::memcpy(&scale, tile + w.tile_bytes - kTile * sizeof(float) + static_cast<size_t>(l) * sizeof(float), 4);
     return {scale, 0.0f, 0};
   }
-  const bool four = w.kind == WeightKind::u4;
+  const bool four = w.four_bits();
   const uint8_t* scales = group + w.code_bytes();
   const uint8_t* offsets = scales + 2 * kTile;
   switch (w.offset) {
@@ -35,7 +35,7 @@ inline LaneGroup lane_group(const Matrix& w, const uint8_t* group, const uint8_t
     case WeightOffset::none:
       break;
   }
-  return {half_at(scales, l), 0.0f, four ? 8 : 0};
+  return {half_at(scales, l), 0.0f, w.kind == WeightKind::e2m1 ? kE2M1Zero : four ? 8 : 0};
 }
 
 // Writes the weights of one output of a packed matrix, in the layer's order. to[num_inputs]
@@ -47,14 +47,16 @@ inline void unpack_row(const Matrix& w, int output, float* to) {
     const uint8_t* p = tile + static_cast<size_t>(g) * group_bytes;
     switch (w.kind) {
       case WeightKind::u4:
+      case WeightKind::e2m1:
       case WeightKind::i8:
       case WeightKind::i8c: {
         const LaneGroup of = lane_group(w, p, tile, l);
         for (int i = 0; i < w.group && g * w.group + i < w.num_inputs; ++i) {
           int q;
-          if (w.kind == WeightKind::u4) {
+          if (w.four_bits()) {
             const uint8_t byte = code_at(p + i / 32 * 256, i % 16, l);
             q = i % 32 < 16 ? byte & 15 : byte >> 4;
+            if (w.kind == WeightKind::e2m1) q = kE2M1[q];
           } else {
             q = static_cast<int8_t>(code_at(p, i, l));
           }

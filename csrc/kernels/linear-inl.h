@@ -29,6 +29,8 @@ inline void with_format(const Matrix& w, Visit&& visit) {
       if (w.offset == zero)
         return one_run ? visit.template operator()<U4<1, zero>>() : visit.template operator()<U4<0, zero>>();
       return one_run ? visit.template operator()<U4<1, none>>() : visit.template operator()<U4<0, none>>();
+    case WeightKind::e2m1:
+      return visit.template operator()<E2M1>();
     case WeightKind::i8:
       if (w.group == 16) return visit.template operator()<I8<16, 1, none>>();
       if (w.offset == min) return visit.template operator()<I8<32, 1, min>>();

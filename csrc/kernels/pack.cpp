@@ -42,7 +42,8 @@ void store_i8(const int8_t* q, int64_t size, int64_t lane, uint8_t* group) {
 }
 
 int64_t code_bytes(const PackTarget& target) {
-  return target.group * kTile / (target.kind == PackTargetKind::u4 ? 2 : 1);
+  const bool four = target.kind == PackTargetKind::u4 || target.kind == PackTargetKind::e2m1;
+  return target.group * kTile / (four ? 2 : 1);
 }
 
 // --- The exact path ---
@@ -54,6 +55,14 @@ void move_lane(const uint8_t* row, int64_t num_blocks, int64_t lane, uint8_t* ti
   for (int64_t b = 0; b < num_blocks; ++b, row += kBlockBytes, tile += kGroupBytes) {
     scatter_words<kWords>(row + 2 * kHalves, lane, tile);
     for (int h = 0; h < kHalves; ++h) store(tile + kWords * 64 + h * 32 + lane * 2, load<uint16_t>(row + 2 * h));
+  }
+}
+
+// MXFP4: codes as they are, scales as f16.
+void move_mxfp4(const uint8_t* row, int64_t num_blocks, int64_t lane, uint8_t* tile) {
+  for (int64_t b = 0; b < num_blocks; ++b, row += 17, tile += 256 + 32) {
+    scatter_words<4>(row + 1, lane, tile);
+    store(tile + 256 + lane * 2, f16_from_f32(mxfp4_scale(row)));
   }
 }
 
@@ -126,6 +135,8 @@ void pack_lane_exact(PackSourceKind kind, const uint8_t* row, int64_t count, int
       return move_lane<18, 1, 4>(row, num_blocks, lane, tile);
     case PackSourceKind::q4_1:
       return move_lane<20, 2, 4>(row, num_blocks, lane, tile);
+    case PackSourceKind::mxfp4:
+      return move_mxfp4(row, num_blocks, lane, tile);
     case PackSourceKind::q8_0:
       return move_lane<34, 1, 8>(row, num_blocks, lane, tile);
     default:
@@ -307,6 +318,7 @@ int64_t target_group_inputs(const PackTarget& target) {
 int64_t target_group_bytes(const PackTarget& target) {
   switch (target.kind) {
     case PackTargetKind::u4:
+    case PackTargetKind::e2m1:
     case PackTargetKind::i8:
       if (target.offset == PackOffset::none) return code_bytes(target) + 2 * kTile;
       return code_bytes(target) + (target.offset == PackOffset::min ? 4 : 3) * kTile;
@@ -328,7 +340,8 @@ int64_t target_tile_bytes(const PackTarget& target, int64_t num_inputs) {
 bool can_pack(PackSourceKind kind, const PackTarget& target) {
   if (target == native_target(kind)) return true;
   if (target.kind == PackTargetKind::u4) return target.group == 32 && target.offset == PackOffset::min;
-  if (target.offset != PackOffset::none || target.kind == PackTargetKind::i8c) return false;
+  if (target.offset != PackOffset::none || target.kind == PackTargetKind::i8c || target.kind == PackTargetKind::e2m1)
+    return false;
   if (target.kind == PackTargetKind::i8) return target.group == 32 || target.group == 16;
   return target.group == 0;
 }

@@ -50,7 +50,7 @@ enum class PackSourceKind : uint8_t {
   q8c
 };
 
-enum class PackTargetKind : uint8_t { u4, i8, i8c, bf16, f16, f32 };
+enum class PackTargetKind : uint8_t { u4, e2m1, i8, i8c, bf16, f16, f32 };
 
 enum class PackOffset : uint8_t { none, min, zero };
 

@@ -9,7 +9,7 @@ constexpr KindInfo kKinds[] = {
     {32, 20, {PackTargetKind::u4, 32, PackOffset::min}},     {32, 22, {PackTargetKind::i8, 32, PackOffset::none}},
     {32, 24, {PackTargetKind::i8, 32, PackOffset::min}},     {32, 34, {PackTargetKind::i8, 32, PackOffset::none}},
     {256, 144, {PackTargetKind::u4, 32, PackOffset::min}},   {256, 176, {PackTargetKind::i8, 32, PackOffset::min}},
-    {256, 210, {PackTargetKind::i8, 16, PackOffset::none}},  {32, 17, {PackTargetKind::i8, 32, PackOffset::none}},
+    {256, 210, {PackTargetKind::i8, 16, PackOffset::none}},  {32, 17, {PackTargetKind::e2m1, 32, PackOffset::none}},
     {64, 34, {PackTargetKind::u4, 64, PackOffset::none}},    {128, 66, {PackTargetKind::u4, 128, PackOffset::none}},
     {32, 19, {PackTargetKind::u4, 32, PackOffset::zero}},    {64, 35, {PackTargetKind::u4, 64, PackOffset::zero}},
     {128, 67, {PackTargetKind::u4, 128, PackOffset::zero}},  {64, 66, {PackTargetKind::i8, 64, PackOffset::none}},
@@ -72,8 +72,7 @@ void decode_mxfp4(const uint8_t* block, Decoded& to) {
   constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   low_high_nibbles(block + 1, 16, to.q);
   for (int i = 0; i < 32; ++i) to.q[i] = kDoubled[to.q[i]];
-  const uint32_t e = block[0];  // 2^(e - 128) is no normal number for e < 2
-  to.scale[0] = std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  to.scale[0] = mxfp4_scale(block);
 }
 
 // Blocks of a quantised checkpoint (weights/quantized_matrix.py): w = scale * (q - z); q - z is exact, and the product of an f16 scale too.
@@ -101,6 +100,11 @@ void widen_quantized(PackSourceKind kind, const uint8_t* block, int64_t count, f
 }  // namespace
 
 const KindInfo& kind_info(PackSourceKind kind) { return kKinds[static_cast<size_t>(kind)]; }
+
+float mxfp4_scale(const uint8_t* block) {
+  const uint32_t e = block[0];  // 2^(e - 128) is no normal number for e < 2
+  return std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+}
 
 void shift_codes(int8_t* q, int count, int by) {
   for (int i = 0; i < count; ++i) q[i] = static_cast<int8_t>(q[i] + by);

@@ -73,6 +73,9 @@ struct Decoded {
 
 void decode_block(PackSourceKind kind, const uint8_t* block, Decoded& to);
 
+// What twice the values of an MXFP4 block are to be multiplied with.
+float mxfp4_scale(const uint8_t* block);
+
 // q[i] += by.
 void shift_codes(int8_t* q, int count, int by);
 

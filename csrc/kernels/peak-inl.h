@@ -14,7 +14,7 @@ namespace {
     I32x16 dot[kRows];
     // The compiler must not hoist the product out of the loop.
     __asm__ volatile("" : : "r"(weights), "r"(acts) : "memory");
-    dot_u4<kRows>(weights, acts, kActGroup, nullptr, 0, dot);
+    dot_four<false>(weights, acts, kActGroup, dot);
     unroll<kRows>([&](auto m) PL_INLINE { total[m] = total[m] + dot[m]; });
   }
   int32_t sink = 0;

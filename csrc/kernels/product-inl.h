@@ -2,7 +2,7 @@
 //
 // Lanes are outputs; runs of 32 inputs (16 of i8 in groups of 16) are taken in order. Per run and row: an exact int32 dot product, then
 //   acc = fma(dot, weight scale * activation scale, acc)      and, with minima,      acc = fma(min, activation scale * sum(q), acc).
-// Zero points, and the 8 of u4 without an offset, are taken off the dot product: dot - z * sum(q), by one fma that is exact, since |dot|
+// Zero points, and the 8 of u4 without an offset (12 of e2m1), are taken off the dot product: dot - z * sum(q), by one fma that is exact, since |dot|
 // and |z * sum(q)| are at most 255 * 32 * 127 < 2^20, their difference is below 2^21, and a float holds integers to 2^24. So groups of 64
 // and 128 do the arithmetic of groups of 32 whose scales are equal, to the bit.
 // i8c: the sum of all inputs is one int32, and y = sum * (weight scale * activation scale).
@@ -24,10 +24,11 @@ constexpr size_t offset_bytes(WeightOffset offset) {
   return offset == WeightOffset::min ? 32 : offset == WeightOffset::zero ? 16 : 0;
 }
 
-template <int kRunsOf, WeightOffset kOffset>
+template <int kRunsOf, WeightOffset kOffset, bool kIsE2M1 = false>
 struct U4 {
   static constexpr int kRuns = kRunsOf;
   static constexpr size_t kRunBytes = 256;
+  static constexpr float kPlainZero = kIsE2M1 ? static_cast<float>(kE2M1Zero) : 8.0f;
   static constexpr size_t kScaleBytes = 32 + offset_bytes(kOffset);
   template <int M>
   [[gnu::always_inline]] static inline void accumulate(const uint8_t* p, const uint8_t* scales, int g,
@@ -35,8 +36,8 @@ struct U4 {
     const int groups = in.q_stride / kActGroup;
     const size_t at = static_cast<size_t>(row) * static_cast<size_t>(groups) + static_cast<size_t>(g);
     I32x16 dot[M];
-    dot_u4<M>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kActGroup, in.q_stride,
-              nullptr, 0, dot);
+    dot_four<kIsE2M1>(p, in.q + static_cast<size_t>(row) * static_cast<size_t>(in.q_stride) + g * kActGroup,
+                      in.q_stride, dot);
     const F32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(scales));
     const float* act_scale = in.scale + at;
     if constexpr (kOffset == WeightOffset::min) {
@@ -47,7 +48,7 @@ struct U4 {
         acc[m] = fma(minimum, set1(act_sum[m * groups]), acc[m]);
       });
     } else {
-      const F32x16 zero = kOffset == WeightOffset::zero ? zero_points(scales + 32, false) : set1(8.0f);
+      const F32x16 zero = kOffset == WeightOffset::zero ? zero_points(scales + 32, false) : set1(kPlainZero);
       const float* total = in.total + at;
       unroll<M>([&](auto m) PL_INLINE {
         const F32x16 centred = fnma(zero, set1(total[m * groups]), to_f32(dot[m]));
@@ -56,6 +57,8 @@ struct U4 {
     }
   }
 };
+
+using E2M1 = U4<1, WeightOffset::none, true>;
 
 template <int kGroup, int kRunsOf,
           WeightOffset kOffset>  // kGroup: inputs of a run, 32 or 16

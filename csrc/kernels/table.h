@@ -20,10 +20,14 @@ constexpr int kQueryRows = 32;  // (token, head) pairs of one KV head that share
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-enum class WeightKind : int32_t { u4, i8, i8c, bf16, f16, f32 };
+enum class WeightKind : int32_t { u4, e2m1, i8, i8c, bf16, f16, f32 };
 enum class WeightOffset : int32_t { none, min, zero };
 enum class KVKind : int32_t { f16, bf16, f32, int8 };
 enum class Activation : uint8_t { silu, gelu_tanh, swiglu_oai };  // of a gated network; glu-inl.h has the formulas
+
+// Twice what a code of e2m1 means, and 12 more: unsigned, as products of bytes want one factor.
+constexpr int kE2M1Zero = 12;
+alignas(16) constexpr uint8_t kE2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 // A packed matrix; the layout is documented in src/paceline/weights/packed.py.
 struct Matrix {
@@ -37,10 +41,11 @@ struct Matrix {
   int32_t num_groups;  // groups of a tile along the inputs (float kinds: inputs, bf16: pairs of inputs)
   size_t tile_bytes;
   const int32_t* order;  // null, or [num_inputs]: column j is input order[j] of the layer
-  bool quantised() const { return kind == WeightKind::u4 || kind == WeightKind::i8 || kind == WeightKind::i8c; }
+  bool four_bits() const { return kind == WeightKind::u4 || kind == WeightKind::e2m1; }
+  bool quantised() const { return four_bits() || kind == WeightKind::i8 || kind == WeightKind::i8c; }
   bool per_token() const { return kind == WeightKind::i8c; }
   size_t code_bytes() const {  // of a group
-    return static_cast<size_t>(kind == WeightKind::u4 ? group / 2 : group) * kTile;
+    return static_cast<size_t>(four_bits() ? group / 2 : group) * kTile;
   }
   size_t group_bytes() const {
     const size_t scales = per_token() ? kTile * sizeof(float) : 0;

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from random_matrices import fma, packed
 
 from paceline import _native
-from paceline.weights.blocks import AffineGroups
+from paceline.weights.blocks import MXFP4_DOUBLED, AffineGroups
 from paceline.weights.packed import PackedFormat, PackedMatrix
 from paceline.weights.tiling import pack
 
@@ -27,6 +27,7 @@ FORMATS = {
     "bf16": PackedFormat("bf16"),
     "u4": PackedFormat("u4", 32),
     "u4z": PackedFormat("u4", 64, "zero"),
+    "e2m1": PackedFormat("e2m1", 32),
     "i8": PackedFormat("i8", 32),
     "i8c": PackedFormat("i8c", 32),
 }
@@ -63,12 +64,14 @@ def random_matrix(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: in
     if not fmt.group:
         values = rng.standard_normal((num_outputs, num_inputs)) / np.sqrt(num_inputs)
         return PackedMatrix("t", fmt, num_outputs, num_inputs, pack(values.astype(np.float32), fmt))
-    low, high, deviation = (0, 16, 4.6) if fmt.kind == "u4" else (-128, 128, 74)
+    low, high, deviation = (0, 16, 4.6) if fmt.has_four_bits else (-128, 128, 74)
     codes = rng.integers(low, high, (num_outputs, num_inputs)).astype(np.int8)
     shape = (num_outputs, 1 if fmt.per_token else -(-num_inputs // fmt.group))
     scale = (rng.uniform(0.5, 1.5, shape) / (deviation * np.sqrt(num_inputs))).astype(np.float16).astype(np.float32)
     if fmt.offset == "zero":
         return packed(AffineGroups(codes, scale, None, fmt.group, rng.integers(4, 12, shape).astype(np.int16)), fmt)
+    if fmt.kind == "e2m1":
+        return packed(AffineGroups(codes, scale, None, fmt.group, levels=MXFP4_DOUBLED), fmt)
     minimum = np.float32(-8) * scale if fmt.kind == "u4" else None
     return packed(AffineGroups(codes, scale, minimum, num_inputs if fmt.per_token else fmt.group), fmt)
 

@@ -18,7 +18,7 @@ from random_matrices import fma, packed, random_groups, random_rows
 
 from paceline import _native
 from paceline.ops.reference import Rounding, quantise_activations, rounded_activations
-from paceline.weights.blocks import AffineGroups
+from paceline.weights.blocks import MXFP4_DOUBLED, AffineGroups
 from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, RUN, PackedFormat, PackedMatrix
 
 F32 = NDArray[np.float32]
@@ -31,7 +31,7 @@ def defined_product(groups: AffineGroups, fmt: PackedFormat, x: F32) -> F32:
     num_inputs = groups.q.shape[1]
     q, scale = quantise_activations(x, group=num_inputs if fmt.per_token else RUN)
     q = q.astype(np.int64)
-    codes = groups.q.astype(np.int64)
+    codes = (groups.q if groups.levels is None else groups.levels[groups.q]).astype(np.int64)
     if fmt.per_token:
         return (q @ codes.T).astype(np.float32) * (groups.scale.T * scale)
     if fmt.offset == "zero":
@@ -130,6 +130,31 @@ def test_groups_of_equal_scales_have_the_bits_of_groups_of_32(isa: str, kind: st
         bits.append(native_product(isa, packed(zeroed, PackedFormat(kind, group, "zero")), x))
     assert all(np.array_equal(found.view(np.uint32), bits[0].view(np.uint32)) for found in bits[1:])
     assert np.abs(bits[0]).min() > 0
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_sums_of_e2m1(isa: str) -> None:
+    """As plain AVX2 adds them up in 16 bits: weights of 24, which stand for 12, times 127."""
+    fmt = PackedFormat("e2m1", RUN)
+    codes = np.repeat(np.array([[7], [15]], np.int8), 96, axis=1)
+    groups = AffineGroups(codes, np.ones((2, 3), np.float32), None, RUN, levels=MXFP4_DOUBLED)
+    x = np.full((9, 96), 127.0, np.float32)
+    x[1::2] = -127.0
+    found = native_product(isa, packed(groups, fmt), x)
+    assert np.array_equal(found[:2], np.array([[12.0, -12.0], [-12.0, 12.0]], np.float32) * 96 * 127)
+    assert np.array_equal(found, defined_product(groups, fmt, x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_e2m1_has_the_bits_of_its_values_in_8_bits(isa: str) -> None:
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 16, (37, 160)).astype(np.int8)
+    scale = (2.0 ** rng.integers(-12, 3, (37, 5))).astype(np.float32)
+    four = AffineGroups(codes, scale, None, RUN, levels=MXFP4_DOUBLED)
+    eight = AffineGroups(MXFP4_DOUBLED[codes], scale, None, RUN)
+    x = random_rows(11, 160, 3)
+    found = native_product(isa, packed(four, PackedFormat("e2m1", RUN)), x)
+    assert np.array_equal(found, native_product(isa, packed(eight, PackedFormat("i8", RUN)), x))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.weights.blocks import AffineGroups
+from paceline.weights.blocks import MXFP4_DOUBLED, AffineGroups
 from paceline.weights.packed import RUN, PackedFormat, PackedMatrix
 from paceline.weights.tiling import pack
 
@@ -17,7 +17,7 @@ def random_groups(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: in
     """Codes and offsets to the ends of their range, scales that are 0, subnormal, huge and negative too; output 0
     has equal codes."""
     rng = np.random.default_rng(seed)
-    low, high = (0, 16) if fmt.kind == "u4" else (-128, 128)
+    low, high = (0, 16) if fmt.has_four_bits else (-128, 128)
     codes = rng.choice([low, high - 1, *range(low, high, 3)], (num_outputs, num_inputs)).astype(np.int8)
     codes[0] = high - 1
     if fmt.per_token:
@@ -29,6 +29,8 @@ def random_groups(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: in
         low, high = (0, 256) if fmt.kind == "u4" else (-128, 128)
         zero = rng.choice([low, 8, 15 if fmt.kind == "u4" else 0, high - 1], shape).astype(np.int16)
         return AffineGroups(codes, scale, None, fmt.group, zero)
+    if fmt.kind == "e2m1":
+        return AffineGroups(codes, scale, None, fmt.group, levels=MXFP4_DOUBLED)
     minimum = rng.choice(np.array([0, SUBNORMAL, -1.5, 7e-3], np.float16), shape).astype(np.float32)
     if fmt.offset == "none":
         return AffineGroups(codes, scale, np.float32(-8) * scale if fmt.kind == "u4" else None, fmt.group)

@@ -80,7 +80,7 @@ def test_to_affine_means_the_same_weights(kind: str) -> None:
     assert groups.group == (512 if fmt.per_token else fmt.group)
     assert groups.scale.shape == (5, 512 // groups.group)
     assert (groups.zero is not None) == (fmt.offset == "zero")
-    if fmt.kind == "u4":
+    if fmt.has_four_bits:
         assert (groups.q.min(), groups.q.max()) == (0, 15)
     values = dequantize(raw)
     if kind == "Q5_K":

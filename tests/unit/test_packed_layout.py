@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.weights.blocks import AffineGroups, f32_to_bf16, quantize_rtn
+from paceline.weights.blocks import MXFP4_DOUBLED, AffineGroups, f32_to_bf16, quantize_rtn
 from paceline.weights.packed import CHOSEN_FORMATS, NATIVE_FORMATS, TILE, PackedFormat, PackedMatrix
 from paceline.weights.tiling import pack, unpack
 
@@ -17,7 +17,7 @@ FORMATS = sorted({*NATIVE_FORMATS.values(), *CHOSEN_FORMATS.values()}, key=str)
 def random_groups(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: int = 0) -> AffineGroups:
     """Codes over the whole range, scales and minima that f16 holds (i8c: f32), zero points to the ends."""
     rng = np.random.default_rng(seed)
-    low, high = (0, 16) if fmt.kind == "u4" else (-128, 128)
+    low, high = (0, 16) if fmt.has_four_bits else (-128, 128)
     codes = rng.integers(low, high, (num_outputs, num_inputs)).astype(np.int8)
     if fmt.per_token:
         return AffineGroups(codes, rng.standard_normal((num_outputs, 1)).astype(np.float32), None, num_inputs)
@@ -27,6 +27,8 @@ def random_groups(fmt: PackedFormat, num_outputs: int, num_inputs: int, seed: in
         low, high = (0, 256) if fmt.kind == "u4" else (-128, 128)
         zero = rng.choice([low, high - 1, *rng.integers(low, high, 6)], shape).astype(np.int16)
         return AffineGroups(codes, scale, None, fmt.group, zero)
+    if fmt.kind == "e2m1":
+        return AffineGroups(codes, scale, None, fmt.group, levels=MXFP4_DOUBLED)
     if fmt.offset == "none":
         return AffineGroups(codes, scale, np.float32(-8) * scale if fmt.kind == "u4" else None, fmt.group)
     return AffineGroups(codes, scale, minimum, fmt.group)
@@ -57,16 +59,18 @@ def weight_of(data: bytes, fmt: PackedFormat, num_inputs: int, output: int, k: i
         bits = word & 0xFFFF if k % 2 == 0 else word >> 16
         return np.uint32(bits << 16).view(np.float32)
     run, i = k % fmt.group // 32, k % 32 if fmt.group >= 32 else k % fmt.group
-    if fmt.kind == "u4":
+    if fmt.has_four_bits:
         byte = group[run * 256 + (i % 16) // 4 * 64 + lane * 4 + i % 4]
         q = byte & 15 if i < 16 else byte >> 4
+        if fmt.kind == "e2m1":
+            q = (0, 1, 2, 3, 4, 6, 8, 12)[q & 7] * (-1 if q > 7 else 1)
     else:
         byte = group[run * 512 + i // 4 * 64 + lane * 4 + i % 4]
         q = byte - 256 if byte > 127 else byte
     if fmt.per_token:
         scales_at = -(-num_inputs // 32) * 512
         return np.float32(q) * np.frombuffer(tile[scales_at + 4 * lane :][:4], np.float32)[0]
-    scales_at = fmt.group * (8 if fmt.kind == "u4" else 16)
+    scales_at = fmt.group * (8 if fmt.has_four_bits else 16)
     scale = half(scales_at + 2 * lane)
     if fmt.offset == "zero":
         z = group[scales_at + 32 + lane]

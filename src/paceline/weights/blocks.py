@@ -41,7 +41,8 @@ _F16_NAN = 0x7E00
 class AffineGroups:
     """A matrix W = scale * (q - zero) + minimum, with one of each for ``group`` inputs of an output (None for 0).
 
-    q [N, K] i8; scale, minimum [N, ceil(K / group)] f32, zero likewise i16. The last group may be short.
+    q [N, K] i8, or places in ``levels`` [16] i8 where these are given; scale, minimum [N, ceil(K / group)] f32, zero
+    likewise i16. The last group may be short.
     """
 
     q: NDArray[np.int8]
@@ -49,10 +50,11 @@ class AffineGroups:
     minimum: F32 | None
     group: int
     zero: NDArray[np.int16] | None = None
+    levels: NDArray[np.int8] | None = None
 
     def values(self) -> F32:
         """W [N, K] f32, with one multiplication and one addition in f32."""
-        values = self.q.astype(np.float32)
+        values = (self.q if self.levels is None else self.levels[self.q]).astype(np.float32)
         whole = values.shape[1] // self.group
         # Grouped views of what is changed in place: repeating scales for every input takes four times as long.
         groups = values[:, : whole * self.group].reshape(len(values), whole, self.group)
@@ -70,7 +72,7 @@ class AffineGroups:
         """Those outputs."""
         minimum = None if self.minimum is None else self.minimum[index]
         zero = None if self.zero is None else self.zero[index]
-        return AffineGroups(self.q[index], self.scale[index], minimum, self.group, zero)
+        return AffineGroups(self.q[index], self.scale[index], minimum, self.group, zero, self.levels)
 
 
 # --- floats ---
@@ -180,7 +182,7 @@ def _q6_k(blocks: Bytes) -> Decoded:
 
 def _mxfp4(blocks: Bytes) -> Decoded:
     scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    return MXFP4_DOUBLED[_nibbles(blocks[:, 1:17])], scale, None
+    return _nibbles(blocks[:, 1:17]).view(np.int8), scale, None
 
 
 _DECODERS: dict[str, Callable[[Bytes], Decoded]] = {
@@ -228,12 +230,13 @@ def _decode(raw: RawTensor) -> AffineGroups:
         scale.reshape(num_outputs, -1),
         None if minimum is None else minimum.reshape(num_outputs, -1),
         block // scale.shape[1],
+        levels=MXFP4_DOUBLED if raw.kind == "MXFP4" else None,
     )
 
 
 def to_affine(raw: RawTensor) -> AffineGroups:
-    """A matrix of an integer kind in the range of its packed kind (q 0..15 for u4), scales not rounded yet, columns in
-    the tensor's order.
+    """A matrix of an integer kind in the range of its packed kind (q 0..15 for those of four bits), scales not rounded
+    yet, columns in the tensor's order.
     """
     groups = _decode(raw)
     if raw.kind in ("Q4_0", "Q4G64", "Q4G128"):

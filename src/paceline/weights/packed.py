@@ -6,11 +6,12 @@ the group. The codes of a group are those of its runs of 32 inputs (i8 also has 
 
     u4   a run is 256 bytes. Byte kb*64 + lane*4 + j, kb = 0..3, holds input kb*4 + j of the run in its low and input
          16 + kb*4 + j in its high nibble. q in 0..15
+    e2m1 as u4, but q is what the code stands for: 0 1 2 3 4 6 8 12, and from code 8 on the same less than zero
     i8   a run is 512 (256) bytes. Byte kb*64 + lane*4 + j holds input kb*4 + j of the run. q in -128..127
 
 After the codes of a group stand 16 f16 scales, then its offsets, one for each lane:
 
-    none                   w = scale * q for i8, scale * (q - 8) for u4 (Q4_0)
+    none                   w = scale * q for i8 and e2m1, scale * (q - 8) for u4 (Q4_0)
     min    16 f16 minima   w = scale * q + min
     zero   16 bytes z      w = scale * (q - z), z unsigned for u4 and signed for i8
 
@@ -31,7 +32,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-PackedKind = Literal["u4", "i8", "i8c", "bf16", "f16", "f32"]
+PackedKind = Literal["u4", "e2m1", "i8", "i8c", "bf16", "f16", "f32"]
 Offset = Literal["none", "min", "zero"]
 TILE = 16
 RUN = 32
@@ -54,14 +55,19 @@ class PackedFormat:
     offset: Offset = "none"
 
     @property
+    def has_four_bits(self) -> bool:
+        """Whether two codes are a byte."""
+        return self.kind in ("u4", "e2m1")
+
+    @property
     def code_bytes(self) -> int:
         """Bytes of the codes of one tile's group."""
-        return self.group * TILE // (2 if self.kind == "u4" else 1)
+        return self.group * TILE // (2 if self.has_four_bits else 1)
 
     @property
     def group_bytes(self) -> int:
         """Bytes of one tile's group (of one input for f16 and f32, of two for bf16)."""
-        if self.kind in ("u4", "i8"):
+        if self.kind in ("u4", "e2m1", "i8"):
             return self.code_bytes + 2 * TILE + _OFFSET_BYTES[self.offset]
         return {"i8c": self.code_bytes, "bf16": 64, "f16": 32, "f32": 64}[self.kind]
 
@@ -120,7 +126,7 @@ NATIVE_FORMATS: dict[str, PackedFormat] = {
     "Q5_K": PackedFormat("i8", 32, "min"),
     "Q8_0": PackedFormat("i8", 32),
     "Q6_K": PackedFormat("i8", 16),
-    "MXFP4": PackedFormat("i8", 32),
+    "MXFP4": PackedFormat("e2m1", 32),
     "Q4G64": PackedFormat("u4", 64),
     "Q4G128": PackedFormat("u4", 128),
     "Q4G32Z": PackedFormat("u4", 32, "zero"),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.weights.blocks import (
+    MXFP4_DOUBLED,
     AffineGroups,
     bf16_to_f32,
     dequantize,
@@ -45,7 +46,7 @@ def _to_bits(values: F32, fmt: PackedFormat) -> NDArray[np.uint16] | NDArray[np.
 
 
 def pack(matrix: AffineGroups | F32, fmt: PackedFormat) -> Bytes:
-    """The bytes that ``weights/packed.py`` describes; scales of ``AffineGroups`` (u4, i8) are rounded to f16 here."""
+    """The bytes that ``weights/packed.py`` describes; scales of ``AffineGroups`` but i8c are rounded to f16 here."""
     num_outputs, num_inputs = matrix.q.shape if isinstance(matrix, AffineGroups) else matrix.shape
     tiles, groups = -(-num_outputs // TILE), fmt.num_groups(num_inputs)
     columns = groups * fmt.group_inputs
@@ -61,7 +62,8 @@ def pack(matrix: AffineGroups | F32, fmt: PackedFormat) -> Bytes:
         scales = _pad(matrix.scale, tiles * TILE, 1).view(np.uint8).reshape(tiles, -1)
         return np.concatenate([parts[0].reshape(tiles, -1), scales], axis=1).reshape(-1)
     assert fmt.group == matrix.group, (fmt, matrix.group)
-    if fmt.kind == "u4":
+    assert (matrix.levels is not None) == (fmt.kind == "e2m1"), fmt
+    if fmt.has_four_bits:
         assert 0 <= int(matrix.q.min()) <= int(matrix.q.max()) <= 15
         halves = parts[0].reshape(tiles, groups, fmt.group // RUN, 2, -1)
         parts = [(halves[:, :, :, 0] | (halves[:, :, :, 1] << np.uint8(4))).reshape(tiles, groups, -1)]
@@ -123,7 +125,7 @@ def _unpack_tiles(matrix: PackedMatrix) -> AffineGroups:
     tiles, groups = -(-matrix.num_outputs // TILE), fmt.num_groups(matrix.num_inputs)
     data = matrix.data.reshape(tiles, -1)[:, : groups * fmt.group_bytes].reshape(tiles, groups, fmt.group_bytes)
     codes = data[:, :, : fmt.code_bytes]
-    if fmt.kind == "u4":
+    if fmt.has_four_bits:
         runs = codes.reshape(tiles, groups, fmt.group // RUN, -1)
         codes = np.concatenate([runs & np.uint8(15), runs >> np.uint8(4)], axis=3)
     q = codes.reshape(tiles, groups, fmt.group // 4, TILE, 4).transpose(0, 3, 1, 2, 4).reshape(tiles * TILE, -1)
@@ -145,7 +147,8 @@ def _unpack_tiles(matrix: PackedMatrix) -> AffineGroups:
         zero = (per_group(at, np.uint8) if fmt.kind == "u4" else per_group(at, np.int8)).astype(np.int16)
     elif fmt.kind == "u4":
         minimum = np.float32(-8) * scale
-    return AffineGroups(q.view(np.int8), scale, minimum, fmt.group, zero)
+    levels = MXFP4_DOUBLED if fmt.kind == "e2m1" else None
+    return AffineGroups(q.view(np.int8), scale, minimum, fmt.group, zero, levels)
 
 
 def pack_raw(raw: RawTensor, fmt: PackedFormat, permutation: NDArray[np.int32] | None = None) -> Bytes:
