@@ -182,6 +182,16 @@ def test_the_path_says_what_runs() -> None:
     assert torch.get_num_threads() == 2
 
 
+def test_pages_on_disk_are_kept_apart_by_what_computed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [ExecutorChoice(name).key for name in ("native", "reference", "torch")]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
+    keys.append(ExecutorChoice("torch").key)
+    monkeypatch.setattr(torch, "__version__", "3.0.0")
+    keys.append(ExecutorChoice("torch").key)
+    assert len(set(keys)) == 5
+    assert keys[0] == "native"
+
+
 def test_what_is_not_there_is_an_error() -> None:
     with pytest.raises(ParameterError, match="device='tpu'"):
         LLM("nowhere", executor="torch", device="tpu")

@@ -38,8 +38,11 @@ class ExecutorChoice:
 
     @property
     def key(self) -> str:
-        """The name under which its pages are kept on disk: those of others have other bits."""
-        return self.name if self.device == "cpu" else f"{self.name} {self.device.partition(':')[0]}"
+        """The name under which its pages are kept on disk: those of others have other bits. Those of torch also hang on
+        its version and on the instruction set that its libraries choose."""
+        if self.name != "torch":
+            return self.name
+        return f"torch {self.device.partition(':')[0]} {_torch_executor().version()}"
 
     def check(self, config: EngineConfig) -> None:
         """Raises ``ParameterError`` for what ``config`` asks and this executor cannot have."""

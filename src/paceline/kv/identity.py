@@ -22,8 +22,8 @@ class StoreKey:
     """All that decides the bits of a stored page: pages are shared by whoever has an equal key, and by nobody else.
 
     ``model_hash`` is that of the files (``weights.model_hash``). ``embeddings`` is the format of the embedding table,
-    which ``EngineConfig.head_bits`` changes when the head is tied to it. Threads, instruction set, batch and chunk are
-    not in it: they change no bit.
+    which ``EngineConfig.head_bits`` changes when the head is tied to it. Threads, batch and chunk are not in it: they
+    change no bit; nor is the instruction set, but as part of ``executor`` where bits depend on it.
     """
 
     model_hash: bytes
@@ -46,7 +46,7 @@ class StoreKey:
 
 
 def store_key(model: ModelConfig, config: EngineConfig, *, model_hash: bytes, executor: str) -> StoreKey:
-    """The key of the pages that ``executor`` ("native", "reference") computes for a model under ``config``."""
+    """The key of the pages that ``executor`` (``ExecutorChoice.key``) computes for a model under ``config``."""
     return StoreKey(
         model_hash=model_hash,
         model=model,

@@ -121,6 +121,11 @@ class TorchExecutor:
         find_device(name)
 
     @staticmethod
+    def version() -> str:
+        """What bits depend on besides the model and its configuration: the build of torch, and the processor's part."""
+        return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+    @staticmethod
     def free_bytes(name: str) -> int:
         """Memory of a GPU that is free."""
         free, _ = torch.cuda.mem_get_info(find_device(name))
