@@ -161,6 +161,18 @@ def test_bfloat16_products_are_near_float32_ones() -> None:
     assert executor.path()["weights"] == "bf16"
 
 
+@pytest.mark.parametrize("name", ["llama", "untied", "oss"])
+@pytest.mark.parametrize("weights", ["native", "bf16", "int4"])
+@pytest.mark.parametrize("head_bits", [None, "int8"])
+def test_the_memory_of_weights_is_known_before(name: str, weights: Any, head_bits: Any) -> None:
+    checkpoint = checkpoint_of(name, "Q8_0") if name != "untied" else tiny_checkpoint(tiny_config(tie_embeddings=False))
+    changes = {"weights": weights, "head_bits": head_bits}
+    planned = ExecutorChoice("torch").weight_bytes(
+        checkpoint, engine_config(checkpoint.config, num_pages=NUM_PAGES, **changes)
+    )
+    assert planned == load(checkpoint, **changes).weight_bytes
+
+
 def test_two_executors_may_share_pages() -> None:
     checkpoint = checkpoint_of("llama")
     (sequence,) = random_sequences([90], checkpoint.config.vocab_size)

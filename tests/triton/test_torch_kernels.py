@@ -10,7 +10,7 @@ import torch
 from tiny_models import MemoryCheckpoint, tiny_checkpoint, tiny_config
 from token_sequences import engine_config, random_sequences, run_chunks, run_step
 
-from paceline.engine.memory import gpu_weight_bytes
+from paceline.engine.memory import torch_weight_bytes
 from paceline.executors.reference import ReferenceExecutor
 from paceline.executors.torch import gpu_kernels
 from paceline.executors.torch.executor import TorchExecutor
@@ -76,11 +76,12 @@ def test_a_row_has_the_same_bits_on_every_path(device: torch.device, monkeypatch
     assert np.array_equal(np.concatenate(cut), np.concatenate(together))
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("kind", "weights"), [("Q4_0", "native"), ("Q8_0", "native"), ("BF16", "int4")])
-def test_the_memory_of_weights_is_known_before(device: torch.device, kind: str, weights: str) -> None:
+def test_the_memory_of_weights_is_known_before(device: torch.device, kind: str, weights: str, tied: bool) -> None:
     """Codes of 4 bits are held as they are, other matrices and the table of embeddings in f32."""
-    config = tiny_config(hidden_size=128, intermediate_size=256, num_heads=8, tie_embeddings=False, vocab_size=256)
+    config = tiny_config(hidden_size=128, intermediate_size=256, num_heads=8, tie_embeddings=tied, vocab_size=256)
     checkpoint = tiny_checkpoint(config, kind)
     executor = load(checkpoint, device, weights=weights)
     engine = engine_config(config, num_pages=NUM_PAGES, weights=weights)
-    assert gpu_weight_bytes(checkpoint, engine) == pytest.approx(executor.weight_bytes, rel=0.01)
+    assert torch_weight_bytes(checkpoint, engine, keeps_4_bits=True) == pytest.approx(executor.weight_bytes, rel=0.01)

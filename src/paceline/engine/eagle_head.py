@@ -21,19 +21,21 @@ MAX_REQUESTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class EagleHead:
-    """A head, and how it is loaded. It changes no token, so it is int8 whatever the target is: for SmolLM2-135M in Q4_1
-    a row of the head, with 4,096 tokens, takes 4.8 % of the target's time on one thread; 3.7 % in int4, 7.7 % in bf16.
+    """A head, and how it is loaded: natively, with the embedding of its target where it has none itself and
+    ``shares_embedding``. It changes no token, so it is int8 whatever the target is: for SmolLM2-135M in Q4_1 a row of
+    the head, with 4,096 tokens, takes 4.8 % of the target's time on one thread; 3.7 % in int4, 7.7 % in bf16.
     """
 
     checkpoint: EagleCheckpoint
     config: EngineConfig
+    shares_embedding: bool = True
 
     @property
     def num_bytes(self) -> int:
         """What it takes of the memory: weights, keys and values."""
         weights = self.config.weights_of(EMBEDDING, tied_embeddings=False)
         embedding = tensor_bytes(EMBEDDING, self.checkpoint.header(EMBEDDING), weights)
-        shared = 0 if self.checkpoint.has_embeddings else embedding
+        shared = embedding if self.shares_embedding and not self.checkpoint.has_embeddings else 0
         return weight_bytes(self.checkpoint, self.config) - shared + (self.config.kv_memory_bytes or 0)
 
     def open(self, target: Executor, *, exact: bool) -> EagleDrafter:
@@ -53,7 +55,9 @@ class EagleHead:
         )
 
 
-def find_eagle_head(target: Checkpoint, config: EngineConfig, context_length: int) -> EagleHead | None:
+def find_eagle_head(
+    target: Checkpoint, config: EngineConfig, context_length: int, *, shares_embedding: bool = True
+) -> EagleHead | None:
     """The head that ``config.speculate`` names for ``target``, not loaded yet; None without one.
 
     Raises ``ParameterError`` for more than one, and what reading a head raises.
@@ -72,4 +76,4 @@ def find_eagle_head(target: Checkpoint, config: EngineConfig, context_length: in
         context_length=context_length,
         kv_memory_bytes=pages_for(context_length) * min(config.max_batch, MAX_REQUESTS) * page_bytes,
     )
-    return EagleHead(checkpoint, own)
+    return EagleHead(checkpoint, own, shares_embedding)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from paceline.config import EngineConfig, Machine
-from paceline.engine.memory import gpu_weight_bytes, weight_bytes
+from paceline.engine.memory import torch_weight_bytes, weight_bytes
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.weights.raw import Checkpoint
@@ -53,10 +53,9 @@ class ExecutorChoice:
 
     def weight_bytes(self, checkpoint: Checkpoint, config: EngineConfig) -> int:
         """Bytes of all weights as it holds them."""
-        if self.name == "torch" and config.weights != "bf16":
-            if _torch_executor().keeps_4_bit_codes(self.device):
-                return gpu_weight_bytes(checkpoint, config)
-            config = replace(config, weights="f32", head_bits=None)
+        if self.name == "torch":
+            keeps_4_bits = _torch_executor().keeps_4_bit_codes(self.device)
+            return torch_weight_bytes(checkpoint, config, keeps_4_bits=keeps_4_bits)
         return weight_bytes(checkpoint, config)
 
     def available_bytes(self, machine: Machine) -> int:

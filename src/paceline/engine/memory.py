@@ -19,17 +19,24 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     )
 
 
-def gpu_weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """Bytes of all weights on a GPU where Triton multiplies 4-bit codes as they are: everything else is held in f32,
-    also the table of embeddings and the experts of a mixture."""
+def torch_weight_bytes(checkpoint: Checkpoint, config: EngineConfig, *, keeps_4_bits: bool) -> int:
+    """Bytes of all weights in PyTorch: matrices in bf16 where ``config`` makes them that, else in f32, and with
+    ``keeps_4_bits`` codes of 4 bits that are multiplied as they are. A tied matrix is held twice, as table and as head.
+    """
     tied = checkpoint.config.tie_embeddings
     total = 0
     for name in checkpoint.names():
         tensor, weights = checkpoint.header(name), config.weights_of(name, tied_embeddings=tied)
-        is_product = is_matrix(name, tensor.shape) and len(tensor.shape) == 2 and name != "token_embd.weight"
-        known = is_product and tensor.kind in NATIVE_FORMATS
-        stays = known and target_format(tensor.kind, weights).kind == "u4"
-        total += tensor_bytes(name, tensor, weights if stays else "f32")
+        if is_matrix(name, tensor.shape) and tensor.kind not in NATIVE_FORMATS:  # see tensor_bytes
+            continue
+        is_half = is_matrix(name, tensor.shape) and weights == "bf16"
+        plain_bytes = (2 if is_half else 4) * math.prod(tensor.shape)
+        is_table = name == "token_embd.weight"
+        if is_table:
+            total += plain_bytes
+        if not is_table or tied:
+            has_codes = len(tensor.shape) == 2 and target_format(tensor.kind, weights).kind == "u4"
+            total += tensor_bytes(name, tensor, weights) if keeps_4_bits and has_codes else plain_bytes
     return total
 
 

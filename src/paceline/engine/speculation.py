@@ -11,7 +11,7 @@ from paceline.engine.detokenize import TokenText
 from paceline.engine.eagle_head import EagleHead
 from paceline.engine.engine import Engine
 from paceline.engine.executor_choice import ExecutorChoice
-from paceline.engine.memory import weight_bytes, workspace_bytes
+from paceline.engine.memory import workspace_bytes
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
 from paceline.kv.layout import KVLayout, pages_for
@@ -43,18 +43,19 @@ SELF = "self:"
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
-    """A model that drafts, and how it is loaded."""
+    """A model that drafts, and how it is loaded: like its target on ``choice``."""
 
     checkpoint: AnyCheckpoint
     config: EngineConfig
     is_target: bool
+    choice: ExecutorChoice
 
     @property
     def num_bytes(self) -> int:
         """What it takes of the memory: weights, and keys and values where it has its own."""
         own_kv = 0 if self.is_target else self.config.kv_memory_bytes or 0
         workspace = workspace_bytes(self.checkpoint.config, self.config)
-        return weight_bytes(self.checkpoint, self.config) + workspace + own_kv
+        return self.choice.weight_bytes(self.checkpoint, self.config) + workspace + own_kv
 
 
 def find_draft_model(
@@ -62,6 +63,7 @@ def find_draft_model(
     config: EngineConfig,
     context_length: int,
     available_bytes: int,
+    choice: ExecutorChoice,
 ) -> DraftModel | None:
     """The model that ``config.speculate`` names as drafter of ``checkpoint``, not loaded yet; None without one. Its own
     keys and values get a part of ``available_bytes``, but room for one whole context.
@@ -83,7 +85,7 @@ def find_draft_model(
             allowed = f"draft:self: and one of {', '.join(WEIGHT_FORMATS)}"
             raise ParameterError("speculate", config.speculate, allowed)
         as_target = dataclasses.replace(config, weights=weights, head_bits=None)
-        return DraftModel(checkpoint, as_target, is_target=True)
+        return DraftModel(checkpoint, as_target, True, choice)
     draft = open_checkpoint(resolve_model(source))
     own_length = min(context_length, draft.config.context_length)
     page_bytes = KVLayout.of(draft.config, config.kv_dtype).page_bytes
@@ -96,7 +98,7 @@ def find_draft_model(
         context_length=own_length,
         kv_memory_bytes=num_pages * page_bytes,
     )
-    return DraftModel(draft, own, is_target=False)
+    return DraftModel(draft, own, False, choice)
 
 
 def use_speculation(
