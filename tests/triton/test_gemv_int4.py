@@ -9,6 +9,7 @@ import pytest
 import torch
 from int4_matrices import gguf, quantized
 
+from paceline.executors.triton import gemv_int4 as module
 from paceline.executors.triton.gemv_int4 import Int4Matrix, gemv_int4, num_splits
 from paceline.executors.triton.int4_layout import PackedInt4, pack_quantized, pack_tensor
 
@@ -41,7 +42,7 @@ def check(x: torch.Tensor, packed: PackedInt4) -> None:
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("zero", [8, None])
 def test_quantised_matrices(device: torch.device, kind: torch.dtype, group: int, zero: int | None) -> None:
-    check(rows(2, 256, kind, device), pack_quantized(quantized(40, 256, group, zero=zero), "w"))
+    check(rows(2, 128, kind, device), pack_quantized(quantized(33, 128, group, zero=zero), "w"))
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -55,16 +56,25 @@ def test_odd_sizes(device: torch.device, outputs: int, inputs: int) -> None:
     check(rows(3, inputs, torch.float32, device), pack_quantized(quantized(outputs, inputs, 32), "w"))
 
 
+@pytest.fixture
+def _small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of inputs is worth a split, so that small matrices have some."""
+    monkeypatch.setattr(module, "MIN_SPLIT_BLOCKS", 1)
+
+
+@pytest.mark.usefixtures("_small_splits")
 @pytest.mark.parametrize("num_rows", [0, 1, 15, 16, 17, 33])
 def test_numbers_of_rows(device: torch.device, num_rows: int) -> None:
-    check(rows(num_rows, 1056, torch.bfloat16, device), pack_quantized(quantized(40, 1056, 32), "w"))
+    assert num_splits(40, 288) == 3
+    check(rows(num_rows, 288, torch.bfloat16, device), pack_quantized(quantized(40, 288, 32), "w"))
 
 
+@pytest.mark.usefixtures("_small_splits")
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("inputs", [256, 1056])
+@pytest.mark.parametrize("inputs", [128, 288])
 def test_a_row_has_the_same_bits_alone_and_among_others(device: torch.device, kind: torch.dtype, inputs: int) -> None:
-    packed = pack_quantized(quantized(40, inputs, 128 if inputs == 256 else 32), "w")
-    assert num_splits(40, inputs) == (1 if inputs == 256 else 2)
+    packed = pack_quantized(quantized(40, inputs, 128 if inputs == 128 else 32), "w")
+    assert num_splits(40, inputs) == (1 if inputs == 128 else 3)
     matrix = Int4Matrix.of(packed, device)
     x = rows(19, inputs, kind, device)
     together = gemv_int4(x, matrix)
@@ -73,8 +83,9 @@ def test_a_row_has_the_same_bits_alone_and_among_others(device: torch.device, ki
     assert torch.equal(gemv_int4(x[5:18], matrix), together[5:18])
 
 
+@pytest.mark.usefixtures("_small_splits")
 def test_bias_and_scale(device: torch.device) -> None:
-    for inputs in (256, 1056):
+    for inputs in (128, 288):
         matrix = Int4Matrix.of(pack_quantized(quantized(40, inputs, 32), "w"), device)
         x, bias = rows(2, inputs, torch.float32, device), rows(1, 40, torch.float32, device)[0]
         plain = gemv_int4(x, matrix)

@@ -120,7 +120,7 @@ def test_lengths(device: torch.device, length: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (9, 3), (8, 1), (6, 6), (20, 1)])
-@pytest.mark.parametrize("dim", [16, 40, 64])
+@pytest.mark.parametrize("dim", [16, 40])
 def test_heads(device: torch.device, heads: int, kv_heads: int, dim: int) -> None:
     check(Batch.random((70, 33), (1, 9), device, heads=heads, kv_heads=kv_heads, dim=dim))
 
