@@ -4,6 +4,7 @@ of their own: what a real family combines, single tests vary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,9 @@ from paceline.ops.builder import GraphBuilder
 from paceline.ops.graph import Graph, Value
 
 
-def build(config: ModelConfig, *, pre: bool, post: bool, whole_norms: bool) -> Graph:
-    """A decoder with a norm before each block (``pre``), one on what a block adds (``post``), and norms of queries and
-    keys over all heads at once (``whole_norms``) or, with ``config.qk_norm``, over each.
+def build(config: ModelConfig, *, pre: bool = True, post: Sequence[str] = (), whole_norms: bool = False) -> Graph:
+    """A decoder with a norm before each block (``pre``), one on what the blocks in ``post`` add, and norms of queries
+    and keys over all heads at once (``whole_norms``) or, with ``config.qk_norm``, over each.
     """
     g, eps = GraphBuilder(), config.rms_norm_eps
     x = g.embed(
@@ -25,10 +26,10 @@ def build(config: ModelConfig, *, pre: bool, post: bool, whole_norms: bool) -> G
         p = f"blk.{layer}"
         h = g.rms_norm(x, f"{p}.attn_norm.weight", eps=eps) if pre else x
         y = _attention(g, h, config, layer, whole_norms=whole_norms)
-        x = g.add(x, g.rms_norm(y, f"{p}.post_attention_norm.weight", eps=eps) if post else y)
+        x = g.add(x, g.rms_norm(y, f"{p}.post_attention_norm.weight", eps=eps) if "attention" in post else y)
         h = g.rms_norm(x, f"{p}.ffn_norm.weight", eps=eps) if pre else x
         y = _feed_forward(g, h, config, layer)
-        x = g.add(x, g.rms_norm(y, f"{p}.post_ffw_norm.weight", eps=eps) if post else y)
+        x = g.add(x, g.rms_norm(y, f"{p}.post_ffw_norm.weight", eps=eps) if "ffn" in post else y)
     x = g.rms_norm(g.select_outputs(x), "output_norm.weight", eps=eps)
     head = "token_embd.weight" if config.tie_embeddings else "output.weight"
     (logits,) = g.linear(x, [(head, config.vocab_size)], role="head", scale=config.logit_scale)
@@ -66,14 +67,15 @@ def _feed_forward(g: GraphBuilder, x: Value, config: ModelConfig, layer: int) ->
     return out
 
 
-def _family(name: str, **arrangement: bool) -> Family:
+def _family(name: str, **arrangement: Any) -> Family:
     return Family(name, partial(build, **arrangement), {}, None)
 
 
 FAMILIES = (
-    _family("pre", pre=True, post=False, whole_norms=False),
-    _family("sandwich", pre=True, post=True, whole_norms=False),
-    _family("post", pre=False, post=True, whole_norms=True),
+    _family("pre"),
+    _family("sandwich", post=("attention", "ffn")),
+    _family("half", post=("attention",)),
+    _family("post", pre=False, post=("attention", "ffn"), whole_norms=True),
 )
 _LOCAL = RopeConfig(500.0, 16, RopeScaling("linear", factor=4.0))
 _STRETCHED = RopeConfig(10000.0, 8, RopeScaling("yarn", factor=4.0, original_context=64, attention_factor=1.3))
@@ -101,6 +103,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
     "olmo": {"architecture": "post", "num_heads": 3, "num_kv_heads": 1, "unrotated_layers": (1,)},
+    "half": {"architecture": "half", "num_layers": 3},
     "oss": {
         "architecture": "pre",
         "activation": "swiglu_oai",
