@@ -177,7 +177,8 @@ class ModelConfig:
 
     def at_context(self, context_length: int) -> ModelConfig:
         """The same for a service of at most so many tokens a sequence: RoPE factors that depend on it are chosen."""
-        return replace(self, rope=self.rope.at_context(context_length))
+        local = None if self.local_rope is None else self.local_rope.at_context(context_length)
+        return replace(self, rope=self.rope.at_context(context_length), local_rope=local)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,12 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [*SHORT, 2.0, 2.0], "long_f
         ("Granite", {"residual_multiplier": 0}, CheckpointError, "residual_multiplier is 0"),
         ("Granite", {"logits_scaling": "8"}, CheckpointError, "logits_scaling is '8'"),
         ("Granite", {"mlp_bias": True}, UnsupportedError, "mlp_bias"),
-        ("Olmo3", {"layer_types": ["full_attention"] * 4}, CheckpointError, "layer_types names 4 layers of 5"),
+        (
+            "Olmo3",
+            {"layer_types": ["full_attention"] * 4},
+            CheckpointError,
+            "layer_types names 4 layers, num_hidden_layers is 5",
+        ),
         ("Olmo3", {"layer_types": ["chunked"] * 5}, UnsupportedError, "layer_types: chunked"),
         ("Olmo3", {"rope_parameters": {"chunked": {}}}, UnsupportedError, "rope_parameters: chunked"),
         ("Olmo3", {"num_hidden_layers": 2**60}, CheckpointError, "at most 10000"),
@@ -189,3 +194,14 @@ def test_smollm3_files_rotate_three_of_four() -> None:
     assert from_gguf("smollm3").unrotated_layers == (3,)
     with pytest.raises(CheckpointError, match="block_count is 1152921504606846976"):
         from_gguf("smollm3", block_count=2**60)
+
+
+def test_the_context_chooses_rotations_of_layers_with_a_window_too() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
+    longrope = {"rope_type": "longrope", "rope_theta": 500.0, "attention_factor": 1.0} | factors
+    config = read("Olmo3", rope_parameters={"sliding_attention": longrope, "full_attention": {"rope_theta": 500.0}})
+    for context_length, factor in ((64, 1.0), (65, 2.0)):
+        local = config.at_context(context_length).local_rope
+        assert local is not None
+        assert local.scaling is not None
+        assert (local.scaling.kind, local.scaling.factors) == ("factors", (factor,) * 8)

@@ -150,7 +150,7 @@ def test_layers_without_experts(changes: dict[str, Any], dense: tuple[int, ...])
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
-        (MIXTRAL | {"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok is 9 of 8 experts"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok is 9 of num_local_experts 8"),
         (MIXTRAL | {"num_local_experts": 0}, CheckpointError, "num_local_experts is 0"),
         (MIXTRAL | {"hidden_act": "relu"}, UnsupportedError, "hidden_act 'relu'"),
         (MIXTRAL | {"architectures": ["LlamaForCausalLM"]}, UnsupportedError, "num_local_experts: a mixture of 8"),
@@ -162,7 +162,11 @@ def test_layers_without_experts(changes: dict[str, Any], dense: tuple[int, ...])
         (GPT_OSS | {"swiglu_alpha": 2}, UnsupportedError, "swiglu_alpha is 2; Paceline has 1.702"),
         (GPT_OSS | {"hidden_act": "gelu"}, UnsupportedError, "hidden_act 'gelu'"),
         (GPT_OSS | {"layer_types": ["chunked_attention"] * 4}, UnsupportedError, "layer_types: chunked_attention"),
-        (GPT_OSS | {"layer_types": ["full_attention"]}, CheckpointError, "layer_types names 1 layers of 4"),
+        (
+            GPT_OSS | {"layer_types": ["full_attention"]},
+            CheckpointError,
+            "layer_types names 1 layers, num_hidden_layers is 4",
+        ),
         (GPT_OSS | {"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedError, "rope_type 'dynamic'"),
         (
             GPT_OSS | {"rope_scaling": GPT_OSS["rope_scaling"] | {"beta_slow": 40}},  # type: ignore[operator]
@@ -235,7 +239,7 @@ def test_yarn_of_gguf_files() -> None:
         (metadata("qwen3moe", expert_shared_count=1), "expert_shared_count"),
         (metadata("qwen3moe", expert_group_count=4), "expert_group_count"),
         (metadata("qwen3moe", expert_weights_scale=2.5), "expert_weights_scale 2.5"),
-        (metadata("qwen3moe", expert_used_count=9), "expert_used_count is 9 of 8"),
+        (metadata("qwen3moe", expert_used_count=9), "expert_used_count is 9 of expert_count 8"),
         (metadata("qwen3moe", expert_count=None), "metadata lacks qwen3moe.expert_count"),
         (metadata("qwen3", expert_count=4), "expert_count: a mixture of 4 experts"),
         (metadata("gpt-oss", attention__sliding_window_pattern=np.ones(3, bool)), "pattern names 3 layers of 2"),

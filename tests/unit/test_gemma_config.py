@@ -64,7 +64,7 @@ def test_what_a_release_leaves_out() -> None:
         (gemma3(use_bidirectional_attention=True), UnsupportedError, "use_bidirectional_attention"),
         (gemma3(attn_logit_softcapping=50.0), UnsupportedError, "attn_logit_softcapping"),
         (gemma3(layer_types=["chunked_attention"] * 2), UnsupportedError, "layer_types: chunked_attention"),
-        (gemma3(layer_types=["full_attention"]), CheckpointError, "layer_types names 1 layers of 2"),
+        (gemma3(layer_types=["full_attention"]), CheckpointError, "layer_types names 1 layers, num_hidden_layers is 2"),
         (gemma3(sliding_window=None), CheckpointError, "sliding_window is None"),
         (gemma3(rope_parameters={"rope_type": "default"}), CheckpointError, "rope_parameters"),
         (gemma3(rope_parameters={"chunked": {}}), UnsupportedError, "rope_parameters: chunked"),

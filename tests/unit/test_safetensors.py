@@ -286,9 +286,9 @@ def test_rope_in_both_styles(tmp_path: Path, changes: dict[str, Any], rope: Rope
     ("changes", "message"),
     [
         ({"architectures": ["GemmaForCausalLM"]}, "'GemmaForCausalLM'; Paceline runs LlamaForCausalLM"),
-        ({"architectures": ...}, "architecture None"),
-        ({"architectures": 7}, "architecture 7"),
-        ({"architectures": [["LlamaForCausalLM"]]}, "architecture ['LlamaForCausalLM']"),
+        ({"architectures": ...}, "architectures names None"),
+        ({"architectures": 7}, "architectures names 7"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures names ['LlamaForCausalLM']"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "alpha": 2.0}}, "rope_type 'yarn' with alpha"),
         (
             {"rope_scaling": {"type": "linear", "factor": 4.0, "mrope_section": [8]}},
@@ -343,10 +343,10 @@ def test_json_too_deep_to_read_is_reported(tmp_path: Path) -> None:
             },
             "max_window_layers is '2'",
         ),
-        ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is 4, which cannot share num_key_value_heads 3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
-        ({"rope_scaling": 5}, "rope scaling is 5"),
-        ({"rope_parameters": [1]}, "rope scaling is [1]"),
+        ({"rope_scaling": 5}, "rope_scaling is 5"),
+        ({"rope_parameters": [1]}, "rope_parameters is [1]"),
     ],
 )
 def test_impossible_values_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -359,10 +359,11 @@ def test_impossible_values_are_named(tmp_path: Path, changes: dict[str, Any], me
 def test_layers_that_no_file_could_hold_are_found_at_once(tmp_path: Path) -> None:
     """Not after 2^60 names of tensors."""
     for class_name in ("LlamaForCausalLM", "Qwen2ForCausalLM"):
-        changes = {"num_hidden_layers": 2**60, "use_sliding_window": True, "max_window_layers": 0}
-        write_model(tmp_path, model_config(class_name, **changes))
-        with pytest.raises(CheckpointError, match="layers but holds only 21 tensors"):
-            open_checkpoint(tmp_path)
+        for count, problem in ((2**60, "num_hidden_layers is 1152921504606846976"), (9999, "holds only 21 tensors")):
+            changes = {"num_hidden_layers": count, "use_sliding_window": True, "max_window_layers": 0}
+            write_model(tmp_path, model_config(class_name, **changes))
+            with pytest.raises(CheckpointError, match=problem):
+                open_checkpoint(tmp_path)
 
 
 def test_missing_and_misshapen_and_left_over_tensors(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def _gemma3_config(keys: HuggingFaceKeys) -> ModelConfig:
     keys = keys.with_defaults(**COMMON_DEFAULTS, **GEMMA3_DEFAULTS)
     if keys.get("attn_logit_softcapping") is not None:
         raise UnsupportedError(f"{keys.path}: attn_logit_softcapping: Gemma 3 does not cap attention scores")
-    head_dim, theta = keys.integer("head_dim"), keys.get("rope_theta", GLOBAL_THETA)
-    local_theta = keys.get("rope_local_base_freq", LOCAL_THETA)
+    head_dim, theta = keys.integer("head_dim"), keys.number("rope_theta", GLOBAL_THETA)
+    local_theta = keys.number("rope_local_base_freq", LOCAL_THETA)
     return _config(
         keys,
         "gemma3",
@@ -170,7 +170,8 @@ def _gguf_config(fields: GGUFKeys) -> ModelConfig:
         if fields.get("attn_logit_softcapping"):
             raise UnsupportedError(f"{fields.path}: gemma3.attn_logit_softcapping: Gemma 3 does not cap scores")
         head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
-        changes["local_rope"] = RopeConfig(fields.number("rope.freq_base_swa", LOCAL_THETA), head_dim)
+        changes["rope"] = gguf_keys.rope_config(fields, head_dim)
+        changes["local_rope"] = RopeConfig(fields.number("rope.freq_base_swa", LOCAL_THETA), changes["rope"].dim)
         if fields.get("final_logit_softcapping"):
             changes["logit_softcap"] = fields.number("final_logit_softcapping")
     return gguf_keys.dense_config(

@@ -9,7 +9,8 @@ from typing import Any
 
 from paceline.config import Experts, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models.layer_patterns import MAX_LAYERS, all_but_every
+from paceline.models.layer_patterns import all_but_every
+from paceline.models.number_ranges import LARGEST, MAX_LAYERS, SMALLEST
 
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = ROPE_VECTORS = (
     "rope_freqs.weight",
@@ -45,6 +46,14 @@ class GGUFKeys:
         self.rope_vectors = rope_vectors
 
     def get(self, key: str) -> Any:
+        """The value, the same for all layers; None where the file has none. UnsupportedError for an array."""
+        value = self.values(key)
+        if isinstance(value, list) or hasattr(value, "tolist"):
+            raise UnsupportedError(f"{self.path}: {self.architecture}.{key} differs from layer to layer")
+        return value
+
+    def values(self, key: str) -> Any:
+        """The value, which may be an array."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -54,8 +63,6 @@ class GGUFKeys:
             return default
         if value is None:
             raise CheckpointError(self.path, f"metadata lacks {self.architecture}.{key}")
-        if hasattr(value, "tolist"):
-            raise UnsupportedError(f"{self.path}: {self.architecture}.{key} differs from layer to layer")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(self.path, f"{self.architecture}.{key} is {value!r}, expected a positive integer")
         return value
@@ -68,11 +75,11 @@ class GGUFKeys:
         return count
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number that f32 has."""
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST <= value <= LARGEST:
             raise CheckpointError(self.path, f"{self.architecture}.{key} is {value!r}, expected a positive number")
         return float(value)
 
@@ -88,14 +95,15 @@ def dense_config(fields: GGUFKeys, **changes: Any) -> ModelConfig:
     num_heads, hidden_size = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
     if fields.integer("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedError(f"{path}: heads whose keys ({head_dim}) and values differ in length")
+        raise UnsupportedError(f"{path}: attention.key_length is {head_dim}, attention.value_length another number")
     num_kv_heads = fields.integer("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
-        raise CheckpointError(path, f"{num_heads} query heads cannot share {num_kv_heads} key/value heads")
+        problem = f"attention.head_count is {num_heads}, which cannot share attention.head_count_kv {num_kv_heads}"
+        raise CheckpointError(path, problem)
     window = fields.integer("attention.sliding_window") if fields.get("attention.sliding_window") else None
     read: dict[str, Any] = {
         "architecture": fields.architecture,
-        "num_layers": fields.integer("block_count"),
+        "num_layers": fields.num_layers(),
         "hidden_size": hidden_size,
         "intermediate_size": fields.integer("feed_forward_length"),
         "num_heads": num_heads,
@@ -123,7 +131,7 @@ def experts(fields: GGUFKeys, *, biases: bool = False) -> Experts:
         raise UnsupportedError(f"{fields.path}: expert_weights_scale {scale!r}; Paceline has 1")
     num_experts, num_chosen = fields.integer("expert_count"), fields.integer("expert_used_count")
     if num_chosen > num_experts:
-        raise CheckpointError(fields.path, f"expert_used_count is {num_chosen} of {num_experts} experts")
+        raise CheckpointError(fields.path, f"expert_used_count is {num_chosen} of expert_count {num_experts}")
     width = fields.integer("expert_feed_forward_length", fields.integer("feed_forward_length"))
     return Experts(num_experts, num_chosen, width, fields.get("expert_weights_norm") is not False, biases)
 
@@ -132,7 +140,7 @@ def windowed_layers(fields: GGUFKeys, period: int) -> tuple[bool, ...]:
     """Which layers have the window: ``attention.sliding_window_pattern`` is a flag for each, or says that every so many
     layers one sees everything; it is ``period`` where the file has none.
     """
-    num_layers, pattern = fields.num_layers(), fields.get("attention.sliding_window_pattern")
+    num_layers, pattern = fields.num_layers(), fields.values("attention.sliding_window_pattern")
     if not hasattr(pattern, "tolist"):
         return all_but_every(fields.integer("attention.sliding_window_pattern", period), num_layers)
     if len(pattern) != num_layers:
@@ -151,7 +159,8 @@ def rope_config(fields: GGUFKeys, head_dim: int, *, truncate: bool = True) -> Ro
     theta = fields.number("rope.freq_base", 10000.0)
     dim = fields.integer("rope.dimension_count", head_dim)
     if dim > head_dim or dim % 2:
-        raise CheckpointError(fields.path, f"rope.dimension_count {dim} is impossible for heads of {head_dim}")
+        problem = f"rope.dimension_count {dim} is impossible where attention.key_length is {head_dim}"
+        raise CheckpointError(fields.path, problem)
     kind = fields.get("rope.scaling.type") or "linear"
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedError(f"{fields.path}: rope.scaling.type {kind!r}; Paceline has linear, yarn and longrope")
@@ -201,7 +210,8 @@ def _yarn(fields: GGUFKeys, factor: float, truncate: bool) -> RopeScaling:
             raise UnsupportedError(f"{fields.path}: {key} is {fields.get(key)!r}; Paceline has YaRN without it")
     fast, slow = fields.number("rope.scaling.yarn_beta_fast", 32.0), fields.number("rope.scaling.yarn_beta_slow", 1.0)
     if fast <= slow:
-        raise CheckpointError(fields.path, f"rope.scaling.yarn_beta_slow {slow} must be below yarn_beta_fast {fast}")
+        problem = f"rope.scaling.yarn_beta_fast {fast} must be above rope.scaling.yarn_beta_slow {slow}"
+        raise CheckpointError(fields.path, problem)
     return RopeScaling(
         "yarn",
         factor=factor,

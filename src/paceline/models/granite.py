@@ -33,7 +33,7 @@ def _config(keys: HuggingFaceKeys) -> ModelConfig:
 def _gguf_config(fields: GGUFKeys) -> ModelConfig:
     if fields.get("rope.scaling.finetuned") is False:
         raise UnsupportedError(f"{fields.path}: granite.rope.scaling.finetuned is false: a model that does not rotate")
-    if fields.get("deepstack_mapping") is not None:
+    if fields.values("deepstack_mapping") is not None:
         raise UnsupportedError(f"{fields.path}: granite.deepstack_mapping: images that enter between layers")
     has_scale = fields.get("attention.scale") is not None
     return gguf_keys.dense_config(

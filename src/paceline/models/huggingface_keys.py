@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.config import Experts, ModelConfig, RopeConfig, RopeScaling
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.models.layer_patterns import MAX_LAYERS
+from paceline.models.number_ranges import LARGEST, MAX_LAYERS, SMALLEST
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu"}
 """Transformers' name -> ours."""
@@ -77,10 +76,10 @@ class HuggingFaceKeys:
         return bool(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number; null counts as absent."""
+        """A positive number that f32 has; null counts as absent."""
         value = self.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST <= value <= LARGEST:
             raise CheckpointError(self.path, f"{key} is {value!r}, expected a positive number")
         return float(value)
 
@@ -97,11 +96,12 @@ def dense_config(keys: HuggingFaceKeys, architecture: str, **changes: Any) -> Mo
     num_heads, hidden_size = keys.integer("num_attention_heads"), keys.integer("hidden_size")
     num_kv_heads = keys.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise CheckpointError(path, f"{num_heads} query heads cannot share {num_kv_heads} key/value heads")
+        problem = f"num_attention_heads is {num_heads}, which cannot share num_key_value_heads {num_kv_heads}"
+        raise CheckpointError(path, problem)
     head_dim = keys.integer("head_dim", max(hidden_size // num_heads, 1))
     read: dict[str, Any] = {
         "architecture": architecture,
-        "num_layers": keys.integer("num_hidden_layers"),
+        "num_layers": keys.num_layers(),
         "hidden_size": hidden_size,
         "intermediate_size": keys.integer("intermediate_size"),
         "num_heads": num_heads,
@@ -119,7 +119,7 @@ def dense_config(keys: HuggingFaceKeys, architecture: str, **changes: Any) -> Mo
 
 def _activation(keys: HuggingFaceKeys) -> str:
     name = keys.get("hidden_act", "silu")
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(f"{keys.path}: hidden_act {name!r}; Paceline has {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
@@ -140,7 +140,9 @@ def windowed_layers(keys: HuggingFaceKeys, usual: tuple[bool, ...]) -> tuple[boo
     if unknown := sorted(set(kinds) - {WINDOW, FULL}):
         raise UnsupportedError(f"{keys.path}: layer_types: {', '.join(unknown)}; Paceline has {WINDOW} and {FULL}")
     if len(kinds) != keys.num_layers():
-        raise CheckpointError(keys.path, f"layer_types names {len(kinds)} layers of {keys.num_layers()}")
+        raise CheckpointError(
+            keys.path, f"layer_types names {len(kinds)} layers, num_hidden_layers is {keys.num_layers()}"
+        )
     return tuple(kind == WINDOW for kind in kinds)
 
 
@@ -153,9 +155,10 @@ def rope_config(keys: HuggingFaceKeys, head_dim: int, *, is_partial: bool = Fals
     ``is_partial``: the family has heads of which only the first components rotate. Raises UnsupportedError for a type
     that is not built, and for a key that no reader of its type knows: it may change what the numbers mean.
     """
-    values: Mapping[str, Any] = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    source = "rope_parameters" if keys.get("rope_parameters") else "rope_scaling"
+    values: Mapping[str, Any] = keys.get(source) or {}
     if not isinstance(values, Mapping):
-        raise CheckpointError(keys.path, f"rope scaling is {values!r}, expected an object")
+        raise CheckpointError(keys.path, f"{source} is {values!r}, expected an object")
     rope = HuggingFaceKeys(keys.path, values, {"rope_theta": keys.get("rope_theta")})
     theta = rope.number("rope_theta", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -198,7 +201,7 @@ def rope_of_kind(keys: HuggingFaceKeys, kind: str, head_dim: int, usual: Mapping
 def _rotating(keys: HuggingFaceKeys, rope: HuggingFaceKeys, head_dim: int, is_partial: bool) -> int:
     """How many components of a head rotate."""
     share = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
-    dim = int(head_dim * share)
+    dim = head_dim if share == 1.0 else int(head_dim * share)
     if share != 1.0 and not is_partial:
         raise UnsupportedError(f"{keys.path}: partial_rotary_factor other than 1")
     if head_dim % 2:
@@ -255,9 +258,10 @@ def _yarn(keys: HuggingFaceKeys, rope: HuggingFaceKeys) -> RopeScaling:
 def experts(keys: HuggingFaceKeys, *, width: str, **changes: Any) -> Experts:
     """The mixture of experts whose networks are as wide as the key ``width`` says, with a family's ``changes``."""
     names = [name for name in ("num_local_experts", "num_experts") if keys.values.get(name) is not None]
-    num_experts, num_chosen = keys.integer(names[0] if names else "num_experts"), keys.integer("num_experts_per_tok")
+    name = names[0] if names else "num_experts"
+    num_experts, num_chosen = keys.integer(name), keys.integer("num_experts_per_tok")
     if num_chosen > num_experts:
-        raise CheckpointError(keys.path, f"num_experts_per_tok is {num_chosen} of {num_experts} experts")
+        raise CheckpointError(keys.path, f"num_experts_per_tok is {num_chosen} of {name} {num_experts}")
     return Experts(num_experts, num_chosen, keys.integer(width), **changes)
 
 

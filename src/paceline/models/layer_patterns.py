@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-MAX_LAYERS = 10_000
-"""More than any model has: a damaged file must not have us count to 2^60."""
-
 
 def all_but_every(period: int, num_layers: int) -> tuple[bool, ...]:
     """A flag for each layer, False for every ``period``-th: layers ``period`` - 1, 2 ``period`` - 1, ..."""

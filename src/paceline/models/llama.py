@@ -113,13 +113,11 @@ def _llama_config(keys: HuggingFaceKeys) -> ModelConfig:
 
 def _mistral_config(keys: HuggingFaceKeys) -> ModelConfig:
     keys = keys.with_defaults(max_position_embeddings=131072, num_key_value_heads=8, sliding_window=4096)
-    kinds = set(huggingface_keys.layer_types(keys)) or {"sliding_attention"}
+    windowed = set(huggingface_keys.windowed_layers(keys, (True,)))
     window = None
-    if keys.get("sliding_window") is not None and kinds != {"full_attention"}:
-        if kinds != {"sliding_attention"}:
-            raise UnsupportedError(
-                f"{keys.path}: layer_types: layers of different attention ({', '.join(sorted(kinds))})"
-            )
+    if keys.get("sliding_window") is not None and windowed != {False}:
+        if windowed != {True}:
+            raise UnsupportedError(f"{keys.path}: layer_types: layers of different attention; Mistral has one kind")
         window = keys.integer("sliding_window")
     return huggingface_keys.dense_config(
         keys, "llama", attention_bias=keys.flag("attention_bias"), sliding_window=window

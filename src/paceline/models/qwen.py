@@ -47,14 +47,13 @@ def _sliding_window(keys: HuggingFaceKeys) -> int | None:
     first = keys.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
         raise CheckpointError(keys.path, f"max_window_layers is {first!r}, expected an integer")
-    kinds = set(huggingface_keys.layer_types(keys))
-    if not kinds:
-        kinds |= {"full_attention"} if first > 0 else set()
-        kinds |= {"sliding_attention"} if first < keys.integer("num_hidden_layers") else set()
-    if kinds == {"full_attention"}:
+    usual = tuple(layer >= first for layer in range(keys.num_layers()))
+    windowed = set(huggingface_keys.windowed_layers(keys, usual))
+    if windowed == {False}:
         return None
-    if kinds != {"sliding_attention"}:
-        raise UnsupportedError(f"{keys.path}: layers of different attention ({', '.join(sorted(kinds))})")
+    if windowed != {True}:
+        key = "layer_types" if huggingface_keys.layer_types(keys) else f"max_window_layers {first}"
+        raise UnsupportedError(f"{keys.path}: {key}: layers of different attention; all must have the window, or none")
     return keys.integer("sliding_window")
 
 

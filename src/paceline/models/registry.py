@@ -68,7 +68,7 @@ def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:
     name = names[0] if isinstance(names, list) else names
     readers = {known: reader for family in FAMILIES for known, reader in family.classes.items()}
     if not isinstance(name, str) or name not in readers:
-        raise UnsupportedError(f"{path}: architecture {name!r}; Paceline runs {', '.join(readers)}")
+        raise UnsupportedError(f"{path}: architectures names {name!r}; Paceline runs {', '.join(readers)}")
     return readers[name](HuggingFaceKeys(path, values))
 
 
@@ -90,8 +90,9 @@ def config_from_metadata(
     readers = {family.architecture: family.from_gguf for family in FAMILIES if family.from_gguf is not None}
     if name not in readers:
         raise UnsupportedError(f"{path}: architecture {name!r}; Paceline runs {', '.join(readers)}")
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedError(f"{path}: one of {metadata['split.count']} parts; join them with gguf-split")
+    parts = metadata.get("split.count", 1)
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts not in (0, 1):
+        raise UnsupportedError(f"{path}: split.count is {parts!r}: one part of several; join them with gguf-split")
     if "token_embd.weight" not in shapes:
         raise CheckpointError(path, "missing", tensor="token_embd.weight")
     return readers[name](GGUFKeys(path, metadata, name, shapes, rope_vectors))
