@@ -79,5 +79,7 @@ def test_what_has_no_4_bit_codes_is_refused() -> None:
         pack_quantized(quantized(2, 96, 48), "w")
     with pytest.raises(UnsupportedError, match="groups of 16"):
         pack_affine(AffineGroups(np.ones((1, 32), np.int8), np.ones((1, 2), np.float32), None, 16), "w")
+    with pytest.raises(UnsupportedError, match="looked up"):
+        pack_tensor(RawTensor("w", (2, 32), "MXFP4", np.full(2 * 17, 100, np.uint8)))
     with pytest.raises(UnsupportedError, match="BF16 has no"):
         pack_tensor(RawTensor("w", (2, 32), "BF16", np.zeros(128, np.uint8)))

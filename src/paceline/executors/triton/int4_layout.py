@@ -81,6 +81,10 @@ class PackedInt4:
 def pack_affine(matrix: AffineGroups, name: str, order: NDArray[np.int32] | None = None) -> PackedInt4:
     """The matrix in the layout above. Raises ``UnsupportedError`` for codes of more than 4 bits and other groups."""
     num_outputs, num_inputs = matrix.q.shape
+    if matrix.levels is not None:
+        raise UnsupportedError(
+            f"{name}: codes that are looked up; 4-bit products on a GPU take whole numbers: choose --weights int4"
+        )
     if matrix.group not in GROUPS:
         raise UnsupportedError(
             f"{name}: groups of {matrix.group} inputs; 4-bit products on a GPU take groups of "
