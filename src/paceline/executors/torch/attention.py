@@ -48,12 +48,14 @@ class Group:
     num_rows_each               those that count
     pages   [n, splits * PAGES_PER_SPLIT] i64
     hidden  [n, splits, 1, rows_each, 1, SPLIT_TOKENS] bool  keys that a row does not see
+    kept    [n * num_rows_each] i64  where results go; None where they are all rows of the step in order
     """
 
     rows: Tensor
     num_rows_each: int
     pages: Tensor
     hidden: Tensor
+    kept: Tensor | None
 
 
 @dataclass
@@ -113,8 +115,10 @@ class Sequences:
         pages[columns * PAGE_TOKENS > positions[:, -1:]] = 0
         distance = positions[:, None, :, None] - keys.reshape(len(members), num_splits, 1, SPLIT_TOKENS)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        tensors = [torch.from_numpy(x).to(self.device) for x in (rows, pages, hidden)]
-        return Group(tensors[0], count, tensors[1], tensors[2][:, :, None, :, None, :])
+        kept = rows[:, :count].reshape(-1)
+        tensors = [torch.from_numpy(x).to(self.device) for x in (rows, pages, hidden, kept)]
+        is_step = np.array_equal(kept, np.arange(len(self.positions)))
+        return Group(tensors[0], count, tensors[1], tensors[2][:, :, None, :, None, :], None if is_step else tensors[3])
 
 
 PagedAttention = Callable[..., Tensor]
@@ -164,8 +168,10 @@ class SplitAttention:
             queries = queries.view(count, rows_each, pool.model.num_kv_heads, -1, head_dim).transpose(1, 2)
             found = _attend(queries.flatten(2, 3), *pool.gather(layer, group.pages), group.hidden, softcap, sinks)
             found = found.view(count, pool.model.num_kv_heads, rows_each, -1, head_dim).transpose(1, 2)
-            kept = group.num_rows_each
-            out.index_copy_(0, group.rows[:, :kept].flatten(), found[:, :kept].reshape(-1, heads, head_dim))
+            found = found[:, : group.num_rows_each].reshape(-1, heads, head_dim)
+            if group.kept is None:
+                return found
+            out.index_copy_(0, group.kept, found)
         return out
 
 

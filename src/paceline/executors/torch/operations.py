@@ -98,9 +98,12 @@ def features(node: Node, inputs: Inputs, step: Pass) -> Inputs:
 
 
 def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # Half the time of torch's own, which takes a dozen operations on a CPU.
+    # A quarter of the time of torch's own, which takes a dozen operations on a CPU.
     norm = torch.linalg.vector_norm(x.contiguous(), dim=-1, keepdim=True)
-    return x * torch.rsqrt(norm * norm * (1.0 / x.shape[-1]) + eps) * weight
+    scale = 1.0 / x.shape[-1]
+    if torch.is_grad_enabled():
+        return x * torch.rsqrt(norm * norm * scale + eps) * weight
+    return (x * norm.mul_(norm).mul_(scale).add_(eps).rsqrt_()).mul_(weight)
 
 
 def rms_norm(node: Node, inputs: Inputs, step: Pass) -> Inputs:
@@ -117,22 +120,23 @@ def linear(node: Node, inputs: Inputs, step: Pass) -> Inputs:
 def rope_write(node: Node, inputs: Inputs, step: Pass) -> Inputs:
     """Norms and rotates heads, hands keys and values to the context, returns the scaled queries."""
     rope, eps = node.attributes["rope"], node.attributes["eps"]
-    q, k, v = (x.unflatten(-1, (-1, step.head_dim)) for x in inputs)
+    q, k, v = (x.view(len(x), -1, step.head_dim) for x in inputs)
     if node.weights:
         q = _normalise(q, step.weights.vector(node.weights[0]), eps)
         k = _normalise(k, step.weights.vector(node.weights[1]), eps)
     if rope is not None:
-        turn = step.turn(rope)
-        q, k = rotate(q, turn), rotate(k, turn)
+        heads = q.shape[1]
+        both = rotate(torch.cat((q, k), dim=1), step.turn(rope))  # together: half as many calls
+        q, k = both[:, :heads], both[:, heads:]
     step.context.write(node.attributes["layer"], k, v)
-    return [(q * node.attributes["scale"]).flatten(-2)]
+    return [(q * node.attributes["scale"]).view(len(q), -1)]
 
 
 def attention(node: Node, inputs: Inputs, step: Pass) -> Inputs:
     """softmax(q K^T) V."""
     out = step.context.attend(
         node.attributes["layer"],
-        inputs[0].unflatten(-1, (-1, step.head_dim)),
+        inputs[0].view(len(inputs[0]), -1, step.head_dim),
         window=node.attributes["window"],
         softcap=node.attributes["softcap"],
         sinks=step.weights.vector(node.weights[0]) if node.weights else None,
@@ -155,7 +159,7 @@ def swish(x: Tensor, slope: float) -> Tensor:
     """x / (1 + exp(-slope x)); see the module for the two forms."""
     if torch.is_grad_enabled():
         return x * torch.sigmoid(slope * x)
-    return x / (torch.exp(-slope * x) + 1.0)
+    return x / torch.mul(x, -slope).exp_().add_(1.0)
 
 
 def glu(node: Node, inputs: Inputs, step: Pass) -> Inputs:

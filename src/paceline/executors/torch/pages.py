@@ -50,6 +50,9 @@ class PagePool:
         """[pages, layers, 2, kv_heads, PAGE_TOKENS] bf16 where numbers are int8 codes."""
         if kv_dtype == "int8":
             self.scales = self.bytes[:, page_bytes - scale_bytes :].view(torch.bfloat16).unflatten(1, vectors)
+        # Views that every step takes.
+        self._layers = [self.numbers[:, layer] for layer in range(model.num_layers)]
+        self._places = [layer.permute(0, 3, 1, 2, 4) for layer in self._layers]
 
     def copy(self, pairs: NDArray[np.int32]) -> None:
         """Copies pages [n, 2] (source, destination), one after the other."""
@@ -64,7 +67,7 @@ class PagePool:
             self.scales[:, layer].permute(0, 3, 1, 2)[pages, slots] = scales.to(torch.bfloat16)
         elif self.format == "f16":
             x = x.clamp(-LARGEST_F16, LARGEST_F16)
-        self.numbers[:, layer].permute(0, 3, 1, 2, 4)[pages, slots] = x.to(self.numbers.dtype)
+        self._places[layer].index_put_((pages, slots), x.to(self.numbers.dtype))
 
     def gather(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, splits, kv_heads, SPLIT_TOKENS, head_dim] f32 of ``pages`` [n, splits *
@@ -72,7 +75,7 @@ class PagePool:
         count, heads = len(pages), self.model.num_kv_heads
         flat = pages.flatten()
         shape = (count, -1, PAGES_PER_SPLIT, 2, heads, PAGE_TOKENS, self.model.head_dim)
-        found = self.numbers[:, layer].index_select(0, flat).view(shape)  # 12 times as fast as an index in brackets
+        found = self._layers[layer].index_select(0, flat).view(shape)  # 12 times as fast as an index in brackets
         num_splits = found.shape[1]
         out = torch.empty(
             (2, count, num_splits, heads, PAGES_PER_SPLIT, PAGE_TOKENS, self.model.head_dim), device=self.device

@@ -41,5 +41,5 @@ class RotationTable:
 def rotate(x: Tensor, turn: Turn) -> Tensor:
     """The pairs (2i, 2i+1) of x [rows, heads, head_dim], turned."""
     cos, sin = turn
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    swapped = x.reshape(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
     return x * cos + swapped * sin

@@ -54,7 +54,7 @@ class ServedWeights:
     def __init__(self, reader: TensorReader, make_product: MakeProduct) -> None:
         self._vectors: dict[str, Tensor] = {}
         self._tables: dict[str, Tensor] = {}
-        self._products: dict[str, tuple[Product, Tensor | None]] = {}
+        self._products: dict[str, tuple[Product, Tensor | None, list[int]]] = {}
         self._experts: dict[str, list[Product]] = {}
         graph = reader.graph
         maker = ProductMaker(reader.device)
@@ -72,19 +72,22 @@ class ServedWeights:
                         self._vectors[name] = reader.vector(name)
 
     @staticmethod
-    def _product(node: Node, reader: TensorReader, make_product: MakeProduct) -> tuple[Product, Tensor | None]:
+    def _product(
+        node: Node, reader: TensorReader, make_product: MakeProduct
+    ) -> tuple[Product, Tensor | None, list[int]]:
         count = len(node.outputs)
         names, biases = node.weights[:count], node.weights[count:]
         product = make_product(reader.loader.matrices(names), reader.dtype(names[0]))
-        return product, torch.cat([reader.vector(name) for name in biases]) if biases else None
+        bias = torch.cat([reader.vector(name) for name in biases]) if biases else None
+        return product, bias, [value.width for value in node.outputs]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors; a tied embedding that is packed as head counts twice, for it is held twice."""
-        products = [product for product, _ in self._products.values()]
+        products = [product for product, _, _ in self._products.values()]
         products += [product for experts in self._experts.values() for product in experts]
         tensors = [*self._vectors.values(), *self._tables.values()]
-        tensors += [bias for _, bias in self._products.values() if bias is not None]
+        tensors += [bias for _, bias, _ in self._products.values() if bias is not None]
         tensor_bytes: int = sum(x.numel() * x.element_size() for x in tensors)
         return tensor_bytes + sum(product.num_bytes for product in products)
 
@@ -98,11 +101,11 @@ class ServedWeights:
 
     def linear(self, node: Node, x: Tensor) -> Sequence[Tensor]:
         """See ``Weights``."""
-        product, bias = self._products[node.name]
+        product, bias, widths = self._products[node.name]
         y = product(x)
         if bias is not None:
             y = y + bias
-        return [y] if len(node.outputs) == 1 else y.split([value.width for value in node.outputs], dim=-1)
+        return [y] if len(widths) == 1 else torch.split_with_sizes(y, widths, dim=-1)
 
     def expert(self, name: str, index: int) -> Callable[[Tensor], Tensor]:
         """See ``Weights``."""
