@@ -168,9 +168,15 @@ def test_user_defined_tokens_are_found_and_are_text(tmp_path: Path) -> None:
         ({"merges": None}, CheckpointError, "lacks tokenizer.ggml.merges"),
         ({"merges": ["a b c"]}, CheckpointError, "not a pair"),
         ({"merges": ["a nonexistent"]}, CheckpointError, "does not fit the tokens"),
-        ({"token_type": [1, 2]}, CheckpointError, "2 token types"),
+        ({"token_type": [1, 2]}, CheckpointError, "token_type must be a number for each"),
         ({"eos_token_id": 10**6}, CheckpointError, "tokenizer.ggml.eos_token_id is 1000000"),
-        ({"model": "llama"}, CheckpointError, "lacks tokenizer.ggml.scores"),
+        ({"token_type": 3}, CheckpointError, "tokenizer.ggml.token_type must be a number for each"),
+        ({"tokens": [1, 2]}, CheckpointError, "lacks tokenizer.ggml.tokens"),
+        ({"pre": [1, 2]}, UnsupportedError, "pre-tokenizer array"),
+        ({"add_bos_token": [1, 2]}, CheckpointError, "tokenizer.ggml.add_bos_token is array"),
+        ({"bos_token_id": True}, CheckpointError, "tokenizer.ggml.bos_token_id is True"),
+        ({"model": "llama"}, CheckpointError, "tokenizer.ggml.scores must be a number for each"),
+        ({"model": "llama", "scores": ["a"]}, CheckpointError, "tokenizer.ggml.scores must be a number for each"),
     ],
 )
 def test_tokenizers_that_cannot_be_loaded(

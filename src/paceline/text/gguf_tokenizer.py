@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.text.backend import Backend, LibraryBackend
@@ -39,13 +40,11 @@ class _Vocabulary:
                 f"{path}: tokenizer {self.model!r}; Paceline has gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
             )
         tokens = self.get("tokens")
-        if not isinstance(tokens, list) or not tokens:
-            raise CheckpointError(path, "metadata lacks tokenizer.ggml.tokens")
+        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+            raise CheckpointError(path, "metadata lacks tokenizer.ggml.tokens, a list of strings")
         self.pieces: list[str] = tokens
         types = self.get("token_type")
-        self.types = np.full(len(tokens), NORMAL) if types is None else np.asarray(types)
-        if len(self.types) != len(tokens):
-            raise CheckpointError(path, f"has {len(tokens)} tokens but {len(self.types)} token types")
+        self.types = np.full(len(tokens), NORMAL) if types is None else self._numbers("token_type")
         if self.is_sentencepiece:
             self.pieces = self._with_word_starts()
         self.added = {
@@ -88,11 +87,29 @@ class _Vocabulary:
 
     def scores(self) -> list[float]:
         """A score for each token. User-defined ones are better than all: SentencePiece merges nothing inside them."""
-        scores = self.get("scores")
-        if scores is None or len(scores) != len(self.pieces):
-            raise CheckpointError(self.path, "metadata lacks tokenizer.ggml.scores, one for each token")
-        found: list[float] = np.where(self.types == USER_DEFINED, np.inf, np.asarray(scores)).tolist()
+        scores = self._numbers("scores")
+        if np.isnan(scores).any():
+            raise CheckpointError(self.path, "tokenizer.ggml.scores holds something that is not a number")
+        found: list[float] = np.where(self.types == USER_DEFINED, np.inf, scores).tolist()
         return found
+
+    def _numbers(self, key: str) -> NDArray[Any]:
+        """The array under that key, which has a number for each token."""
+        values = self.get(key)
+        if isinstance(values, list) and all(type(value) in (int, float) for value in values):
+            values = np.asarray(values)
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf" or len(values) != len(self.pieces):
+            found = "none" if values is None else f"{len(values)} items" if hasattr(values, "__len__") else repr(values)
+            problem = f"a number for each of {len(self.pieces)} tokens; the file has {found}"
+            raise CheckpointError(self.path, f"tokenizer.ggml.{key} must be {problem}")
+        return values
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false, as the file says, else ``default``."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(self.path, f"tokenizer.ggml.{key} is {value!r}, expected true or false")
+        return value
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -100,7 +117,7 @@ class _Vocabulary:
     def token_id(self, key: str) -> int | None:
         """The id under that key, which must be a token's, else the default of this kind of vocabulary."""
         value = self.get(key, SENTENCEPIECE_DEFAULTS.get(key) if self.model == "llama" else None)
-        if value is not None and not (isinstance(value, int) and 0 <= value < len(self.pieces)):
+        if value is not None and not (type(value) is int and 0 <= value < len(self.pieces)):
             raise CheckpointError(
                 self.path, f"tokenizer.ggml.{key} is {value}, but there are {len(self.pieces)} tokens"
             )
@@ -146,8 +163,8 @@ def _library_tokenizer(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
     bos, eos = vocabulary.token_id("bos_token_id"), vocabulary.token_id("eos_token_id")
     adds_bos = vocabulary.is_sentencepiece or _pretokenizer(vocabulary).add_bos
-    prefix = vocabulary.get("add_bos_token", adds_bos) and bos is not None
-    suffix = vocabulary.get("add_eos_token", False) and eos is not None
+    prefix = vocabulary.flag("add_bos_token", adds_bos) and bos is not None
+    suffix = vocabulary.flag("add_eos_token", False) and eos is not None
     specials = {text: i for i, (text, _) in vocabulary.added.items() if vocabulary.types[i] == CONTROL}
     return SpecialTokens(
         bos_id=bos,
@@ -159,7 +176,7 @@ def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
 
 def _pretokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     name = vocabulary.get("pre")
-    if name not in PRETOKENIZERS:
+    if not isinstance(name, str) or name not in PRETOKENIZERS:
         given = "names no pre-tokenizer (tokenizer.ggml.pre)" if name is None else f"pre-tokenizer {name!r}"
         raise UnsupportedError(f"{vocabulary.path}: {given}; Paceline has {', '.join(PRETOKENIZERS)}")
     return PRETOKENIZERS[name]
@@ -171,7 +188,7 @@ def _byte_level(vocabulary: _Vocabulary, pretokenizer: PreTokenizer) -> tokenize
 
     # Built from lists on every start: 0.15 s for 49k tokens. Reading a tokenizer.json kept in the cache takes 0.17 s.
     merges = vocabulary.get("merges")
-    if not isinstance(merges, list):
+    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
         raise CheckpointError(vocabulary.path, "metadata lacks tokenizer.ggml.merges")
     halves = " ".join(merges).split(" ") if merges else []
     if len(halves) != 2 * len(merges):
@@ -197,7 +214,7 @@ def _quick_sentencepiece(vocabulary: _Vocabulary) -> SentencePiece:
         vocabulary.scores(),
         added=vocabulary.added,
         unknown_id=vocabulary.token_id("unknown_token_id"),
-        add_space_prefix=vocabulary.get("add_space_prefix", True),
+        add_space_prefix=vocabulary.flag("add_space_prefix", True),
         strips_after=vocabulary.strips_after,
     )
 
@@ -213,7 +230,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     backend = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     steps: list[Any] = [normalizers.Replace(" ", WORD_START)]
     undo: list[Any] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if vocabulary.get("add_space_prefix", True):
+    if vocabulary.flag("add_space_prefix", True):
         steps.insert(0, normalizers.Prepend(WORD_START))
         undo.append(decoders.Strip(content=" ", left=1, right=0))
     backend.normalizer = normalizers.Sequence(steps)
