@@ -49,6 +49,15 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
         assert np.abs(logits - expected).max() < 1e-4 * np.sqrt(np.mean(expected**2))
 
 
+@pytest.mark.parametrize("length", [8, 9, 10, 11])
+def test_a_window_about_as_long_as_the_sequence(length: int) -> None:
+    """The window of this model is 9: what comes later changes nothing, whichever form of attention a length takes."""
+    model = TorchModel.load(tiny_checkpoint(config_of("qwen2")))
+    tokens = torch.from_numpy(random_sequences([40], model.model.vocab_size)[0].tokens.astype(np.int64))[None]
+    found, expected = model.logits(tokens[:, :length]), model.logits(tokens)[:, :length]
+    assert (found - expected).abs().max() < 1e-4 * expected.square().mean().sqrt()
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_slopes(name: str) -> None:
     """Along a direction d in all parameters at once: (L(w + h d) - L(w - h d)) / 2h = grad L . d, with an error of h^2

@@ -14,7 +14,7 @@ from tiny_models import tiny_config
 from paceline.config import PAGE_TOKENS, RopeConfig, RopeScaling
 from paceline.executors.base import StepPlan
 from paceline.executors.torch.attention import PagedContext, SplitAttention
-from paceline.executors.torch.operations import OPERATIONS, Pass
+from paceline.executors.torch.operations import OPERATIONS, Pass, activated
 from paceline.executors.torch.pages import PagePool, quantise_vectors
 from paceline.executors.torch.rotation import RotationTable
 from paceline.executors.torch.rows import Rows
@@ -215,6 +215,40 @@ def _assert_same_pages(pool: PagePool, kv: KeyValues) -> None:
 def test_every_op_is_met() -> None:
     met = {node.op for make in GRAPHS.values() for node in make().nodes}
     assert met == set(OPS) == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_oai"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_activations_of_large_numbers_are_as_defined(activation: Any, gradients: bool) -> None:
+    """Beyond +-7, where swiglu_oai is cut off; the other ones have numbers of up to 900, of which 1e-5 is taken."""
+    at = np.linspace(-30, 30, 121).astype(np.float32)
+    gate, up = (x.reshape(1, -1) for x in np.meshgrid(at, at))
+    g = GraphBuilder()
+    x = g.features(HIDDEN)
+    node = g.finish(g.glu(x, x, activation=activation)).nodes[-1]
+    (expected,) = OPS["glu"].reference(node, [gate, up], None)  # type: ignore[arg-type]
+    with torch.set_grad_enabled(gradients):
+        found = activated(torch.from_numpy(gate), torch.from_numpy(up), activation).numpy()
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_of_equal_logits_the_lower_expert_is_chosen() -> None:
+    logits = np.random.default_rng(0).integers(0, 3, (40, 33)).astype(np.float32)
+    g = GraphBuilder()
+    node = g.finish(g.route(g.features(33), num_chosen=5, normalise=True)).nodes[-1]
+    (expected,) = OPS["route"].reference(node, [logits], None)  # type: ignore[arg-type]
+    (found,) = OPERATIONS["route"](node, [torch.from_numpy(logits)], None)  # type: ignore[arg-type]
+    assert np.array_equal(found[:, :5].numpy(), expected[:, :5])
+    assert np.abs(found.numpy() - expected).max() < 1e-6
+
+
+def test_a_table_of_turns_grows_with_the_positions() -> None:
+    whole = RotationTable(YARN, MODEL.head_dim, CPU).turn(torch.arange(600), 600)
+    table = RotationTable(YARN, MODEL.head_dim, CPU)
+    for end in (1, 256, 257, 512, 513, 600):
+        cos, sin = table.turn(torch.arange(end), end)
+        assert torch.equal(cos, whole[0][:end])
+        assert torch.equal(sin, whole[1][:end])
 
 
 def test_vectors_are_rounded_to_int8_as_defined() -> None:
