@@ -93,6 +93,17 @@ def error_against_reference(checkpoint: MemoryCheckpoint, **changes: Any) -> flo
     return max(relative_error(*logits), relative_error(executor.hidden(), reference.hidden()))
 
 
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "f32", "int8"])
+def test_what_is_left_in_pages_is_not_read(kv_dtype: str) -> None:
+    """Not even where it is no number: a request that overflowed must not spoil the next one that gets its pages."""
+    checkpoint = checkpoint_of("gemma")
+    (sequence,) = random_sequences([150], checkpoint.config.vocab_size)
+    clean, dirty = (load(checkpoint, kv_dtype=kv_dtype) for _ in range(2))
+    dirty.pages[:] = 0xFF  # in each format, or in its scales, not a number
+    for chunk in (150, 7):
+        assert np.array_equal(run_chunks(dirty, sequence, chunk), run_chunks(clean, sequence, chunk))
+
+
 PATHS = [(name, "f16", "native") for name in CONFIGS]
 PATHS += [("gemma", kv_dtype, "native") for kv_dtype in ("bf16", "f32", "int8")]
 PATHS += [("llama", "f16", "bf16"), ("oss", "int8", "bf16")]

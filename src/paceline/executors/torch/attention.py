@@ -178,7 +178,12 @@ class SplitAttention:
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Of queries [n, kv_heads, m, head_dim] over keys and values [n, splits, kv_heads, SPLIT_TOKENS, head_dim]."""
+    """Of queries [n, kv_heads, m, head_dim] over keys and values [n, splits, kv_heads, SPLIT_TOKENS, head_dim].
+
+    Changes ``values`` that no row sees to zeros: what another request has left there may be no number, and 0 times that
+    is none.
+    """
+    values.masked_fill_(hidden.all(dim=3).transpose(-1, -2), 0.0)
     scores = torch.matmul(queries[:, None], keys.transpose(-1, -2))
     if softcap is not None:
         scores = capped(scores, softcap)
