@@ -39,7 +39,7 @@ class Product:
     def __init__(
         self, fmt: PackedFormat, num_outputs: int, num_inputs: int, *, rows: int, matrices: int, isa: str, threads: int
     ) -> None:
-        program = _native.Program(isa, threads, rows, 1, 1, -(-rows // 32), rows, 1, 1, 16, 1, 0, "f32", [0.0] * 8)
+        program = _native.Program(isa, threads, rows, 1, 1, -(-rows // 32), rows, 1, 1, 16, 1, "f32")
         source, target = program.add_buffer(num_inputs), program.add_buffer(num_outputs)
         activations = program.add_activations(num_inputs)
         rng = np.random.default_rng(0)

@@ -36,7 +36,7 @@ def distributions(
 ) -> tuple[P, NDArray[np.uint32]]:
     """p and status of outputs, all by default, of a step whose logits [outputs, vocab] these are."""
     count, vocab = logits.shape
-    program = _native.Program(isa, threads, 1, count, vocab, 1, 32, 1, 1, 16, 1, 0, "f16", [0.0] * 8)
+    program = _native.Program(isa, threads, 1, count, vocab, 1, 32, 1, 1, 16, 1, "f16")
     buffer = program.add_buffer(vocab, outputs=True)
     rows = np.ascontiguousarray(samples.rows).view(np.uint8).reshape(-1)
     lists = (samples.count_tokens, samples.count_values, samples.bias_tokens, samples.bias_values)
