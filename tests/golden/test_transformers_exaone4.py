@@ -5,7 +5,6 @@ Bounds: golden_models.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,25 @@ import gguf
 import pytest
 import torch
 from golden_models import (
-    F16_PAGES,
     FLOAT,
     FLOAT_LOGITS,
-    NUM_TOKENS,
     SEEN,
     WINDOW,
     Altered,
     Case,
+    Change,
     Saved,
+    assert_floats_agree,
+    assert_mistake_is_seen,
+    assert_native_agrees,
     error,
-    logits_of_native,
     logits_of_reference,
     saved_cases,
+    with_fields,
 )
 from llama_cpp_files import Values, write_gguf
 from transformers import Exaone4Config, Exaone4ForCausalLM
 
-from paceline.config import ModelConfig
 from paceline.errors import UnsupportedError
 from paceline.models.registry import config_from_json
 from paceline.weights.checkpoint import open_checkpoint
@@ -59,15 +59,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 @pytest.mark.parametrize("executor", FLOAT_LOGITS)
 @pytest.mark.parametrize("name", CASES)
 def test_floats_have_the_logits_of_transformers(name: str, executor: str, saved: Saved) -> None:
-    directory, logits = saved(name)
-    assert error(FLOAT_LOGITS[executor](open_checkpoint(directory)), logits["float"]) < FLOAT
+    assert_floats_agree(saved, name, executor)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_native_has_the_logits_of_transformers(name: str, saved: Saved) -> None:
-    directory, logits = saved(name)
-    for chunk in (NUM_TOKENS, 1):
-        assert error(logits_of_native(open_checkpoint(directory), chunk), logits["f16"]) < F16_PAGES
+    assert_native_agrees(saved, name)
 
 
 def _keys(writer: gguf.GGUFWriter, values: Values) -> None:
@@ -85,34 +82,23 @@ def test_gguf_files_have_the_logits_of_transformers(name: str, saved: Saved, tmp
     assert error(logits_of_reference(checkpoint), logits["float"]) < FLOAT
 
 
-def _with(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
-    return lambda config: replace(config, **changes)
-
-
-MISTAKES: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
-    "every layer rotates": ("layers", _with(unrotated_layers=())),
-    "no layer has the window": ("layers", _with(sliding_window=None)),
-    "every layer has the window": ("layers", _with(windowed_layers=())),
-    "window one too long": ("layers", _with(sliding_window=WINDOW + 1)),
-    "another layer sees everything": ("period", _with(windowed_layers=(False, *[True] * 4))),
+MISTAKES: dict[str, tuple[str, Change]] = {
+    "every layer rotates": ("layers", with_fields(unrotated_layers=())),
+    "no layer has the window": ("layers", with_fields(sliding_window=None)),
+    "every layer has the window": ("layers", with_fields(windowed_layers=())),
+    "window one too long": ("layers", with_fields(sliding_window=WINDOW + 1)),
+    "another layer sees everything": ("period", with_fields(windowed_layers=(False, *[True] * 4))),
     "layers that see everything do not rotate without a window either": (
         "no-window-bf16",
-        _with(unrotated_layers=(0, 1)),
+        with_fields(unrotated_layers=(0, 1)),
     ),
-    "other epsilon": ("layers", _with(rms_norm_eps=1e-3)),
+    "other epsilon": ("layers", with_fields(rms_norm_eps=1e-3)),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_of_a_reader_is_seen(mistake: str, saved: Saved) -> None:
-    name, change = MISTAKES[mistake]
-    directory, logits = saved(name)
-    checkpoint = open_checkpoint(directory)
-    changed = change(checkpoint.config)
-    assert changed != checkpoint.config
-    altered = Altered(checkpoint, changed, checkpoint.interleaved_rope)
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+    assert_mistake_is_seen(saved, *MISTAKES[mistake])
 
 
 @pytest.mark.parametrize("vector", ["attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"])

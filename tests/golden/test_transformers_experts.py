@@ -17,19 +17,23 @@ import pytest
 import torch
 from expert_files import YARN, gpt_oss, mixtral, qwen3
 from golden_models import (
-    F16_PAGES,
     FLOAT,
     FLOAT_LOGITS,
     NUM_TOKENS,
     SEEN,
     WINDOW,
     Altered,
+    Change,
     Saved,
+    assert_floats_agree,
+    assert_mistake_is_seen,
+    assert_native_agrees,
     error,
-    logits_of_native,
     logits_of_reference,
     prompt,
     saved_cases,
+    with_fields,
+    with_scaling,
 )
 
 from paceline.config import Experts, ModelConfig, RopeConfig
@@ -84,22 +88,15 @@ def test_no_router_is_near_a_tie(name: str, saved: Saved) -> None:
 @pytest.mark.parametrize("executor", FLOAT_LOGITS)
 @pytest.mark.parametrize("name", CASES)
 def test_float_executors_have_the_logits_of_transformers(name: str, executor: str, saved: Saved) -> None:
-    directory, logits = saved(name)
-    assert error(FLOAT_LOGITS[executor](open_checkpoint(directory)), logits["float"]) < FLOAT
+    assert_floats_agree(saved, name, executor)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_native_has_the_logits_of_transformers(name: str, saved: Saved) -> None:
-    directory, logits = saved(name)
-    for chunk in (NUM_TOKENS, 1):
-        assert error(logits_of_native(open_checkpoint(directory), chunk), logits["f16"]) < F16_PAGES
+    assert_native_agrees(saved, name)
 
 
-def _with(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
-    return lambda config: replace(config, **changes)
-
-
-def _experts(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
+def _experts(**changes: Any) -> Change:
     def change(config: ModelConfig) -> ModelConfig:
         assert isinstance(config.experts, Experts)
         return replace(config, experts=replace(config.experts, **changes))
@@ -107,59 +104,44 @@ def _experts(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
     return change
 
 
-def _yarn(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
-    def change(config: ModelConfig) -> ModelConfig:
-        assert config.rope.scaling is not None
-        return replace(config, rope=replace(config.rope, scaling=replace(config.rope.scaling, **changes)))
-
-    return change
-
-
-MISTAKES: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
+MISTAKES: dict[str, tuple[str, Change]] = {
     "weights over all experts": ("mixtral", _experts(normalise=False)),
     "one expert less": ("mixtral", _experts(num_chosen=1)),
     "one expert more": ("mixtral", _experts(num_chosen=3)),
-    "other theta": ("mixtral", _with(rope=RopeConfig(510.0, 16))),
-    "window ignored": ("mixtral-window-bf16", _with(sliding_window=None)),
+    "other theta": ("mixtral", with_fields(rope=RopeConfig(510.0, 16))),
+    "window ignored": ("mixtral-window-bf16", with_fields(sliding_window=None)),
     "weights over the chosen experts": ("qwen3moe", _experts(normalise=True)),
     "weights over all experts (qwen3)": ("qwen3moe-normalised-tied", _experts(normalise=False)),
-    "norms of heads ignored": ("qwen3moe", _with(architecture="mixtral", qk_norm=False)),
-    "biases ignored": ("qwen3moe-biases-window", _with(attention_bias=False)),
-    "bias of the output ignored": ("qwen3moe-biases-window", _with(output_bias=False)),
-    "window one too long": ("qwen3moe-biases-window", _with(sliding_window=WINDOW + 1)),
-    "sinks ignored": ("gpt-oss", _with(attention_sinks=False)),
-    "biases ignored (gpt-oss)": ("gpt-oss", _with(attention_bias=False)),
-    "bias of the output ignored (gpt-oss)": ("gpt-oss", _with(output_bias=False)),
+    "norms of heads ignored": ("qwen3moe", with_fields(architecture="mixtral", qk_norm=False)),
+    "biases ignored": ("qwen3moe-biases-window", with_fields(attention_bias=False)),
+    "bias of the output ignored": ("qwen3moe-biases-window", with_fields(output_bias=False)),
+    "window one too long": ("qwen3moe-biases-window", with_fields(sliding_window=WINDOW + 1)),
+    "sinks ignored": ("gpt-oss", with_fields(attention_sinks=False)),
+    "biases ignored (gpt-oss)": ("gpt-oss", with_fields(attention_bias=False)),
+    "bias of the output ignored (gpt-oss)": ("gpt-oss", with_fields(output_bias=False)),
     "biases of experts ignored": ("gpt-oss", _experts(biases=False)),
     "weights over all experts (gpt-oss)": ("gpt-oss", _experts(normalise=False)),
-    "SiLU": ("gpt-oss", _with(activation="silu")),
-    "no layer has the window": ("gpt-oss", _with(sliding_window=None)),
-    "every layer has the window": ("gpt-oss", _with(windowed_layers=())),
-    "the other layers have the window": ("gpt-oss", _with(windowed_layers=(False, True, False))),
-    "layer_types ignored": ("gpt-oss-layers", _with(windowed_layers=(True, False))),
-    "window one too long (gpt-oss)": ("gpt-oss", _with(sliding_window=WINDOW + 1)),
-    "yarn ignored": ("gpt-oss", _with(rope=RopeConfig(1000.0, 16))),
-    "ramp between whole pairs": ("gpt-oss", _yarn(truncate=True)),
-    "attention not scaled": ("gpt-oss", _yarn(attention_factor=1.0)),
-    "another trained context": ("gpt-oss", _yarn(original_context=72)),
-    "ramp begins elsewhere": ("gpt-oss", _yarn(beta_fast=5.0)),
-    "ramp ends elsewhere": ("gpt-oss", _yarn(beta_slow=1.3)),
-    "another factor": ("gpt-oss", _yarn(factor=12.0)),
-    "attention_factor ignored": ("gpt-oss-truncated", _yarn(attention_factor=1.0 + 0.1 * np.log(8.0))),
-    "truncate ignored": ("gpt-oss-truncated", _yarn(truncate=False)),
+    "SiLU": ("gpt-oss", with_fields(activation="silu")),
+    "no layer has the window": ("gpt-oss", with_fields(sliding_window=None)),
+    "every layer has the window": ("gpt-oss", with_fields(windowed_layers=())),
+    "the other layers have the window": ("gpt-oss", with_fields(windowed_layers=(False, True, False))),
+    "layer_types ignored": ("gpt-oss-layers", with_fields(windowed_layers=(True, False))),
+    "window one too long (gpt-oss)": ("gpt-oss", with_fields(sliding_window=WINDOW + 1)),
+    "yarn ignored": ("gpt-oss", with_fields(rope=RopeConfig(1000.0, 16))),
+    "ramp between whole pairs": ("gpt-oss", with_scaling(truncate=True)),
+    "attention not scaled": ("gpt-oss", with_scaling(attention_factor=1.0)),
+    "another trained context": ("gpt-oss", with_scaling(original_context=72)),
+    "ramp begins elsewhere": ("gpt-oss", with_scaling(beta_fast=5.0)),
+    "ramp ends elsewhere": ("gpt-oss", with_scaling(beta_slow=1.3)),
+    "another factor": ("gpt-oss", with_scaling(factor=12.0)),
+    "attention_factor ignored": ("gpt-oss-truncated", with_scaling(attention_factor=1.0 + 0.1 * np.log(8.0))),
+    "truncate ignored": ("gpt-oss-truncated", with_scaling(truncate=False)),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_of_a_reader_is_seen(mistake: str, saved: Saved) -> None:
-    name, change = MISTAKES[mistake]
-    directory, logits = saved(name)
-    checkpoint = open_checkpoint(directory)
-    changed = change(checkpoint.config)
-    assert changed != checkpoint.config
-    altered = Altered(checkpoint, changed, checkpoint.interleaved_rope)
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+    assert_mistake_is_seen(saved, *MISTAKES[mistake])
 
 
 def test_the_clamp_of_activations_matters(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ Bounds: golden_models.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +13,21 @@ import pytest
 import torch
 from golden_models import (
     F16_PAGES,
-    FLOAT,
     FLOAT_LOGITS,
     NUM_TOKENS,
-    SEEN,
     WINDOW,
     Altered,
     Case,
+    Change,
     Saved,
+    assert_floats_agree,
+    assert_mistake_is_seen,
+    assert_native_agrees,
+    assert_seen,
     error,
-    logits_of_native,
-    logits_of_reference,
     saved_cases,
+    with_fields,
+    with_scaling,
 )
 from transformers import (
     LlamaConfig,
@@ -38,7 +40,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from paceline.config import ModelConfig, RopeConfig
+from paceline.config import RopeConfig
 from paceline.weights.checkpoint import open_checkpoint
 
 LLAMA3_ROPE = {
@@ -84,15 +86,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 @pytest.mark.parametrize("executor", FLOAT_LOGITS)
 @pytest.mark.parametrize("name", CASES)
 def test_floats_have_the_logits_of_transformers(name: str, executor: str, saved: Any) -> None:
-    directory, logits = saved(name)
-    assert error(FLOAT_LOGITS[executor](open_checkpoint(directory)), logits["float"]) < FLOAT
+    assert_floats_agree(saved, name, executor)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_native_has_the_logits_of_transformers(name: str, saved: Any) -> None:
-    directory, logits = saved(name)
-    for chunk in (NUM_TOKENS, 1):
-        assert error(logits_of_native(open_checkpoint(directory), chunk), logits["f16"]) < F16_PAGES
+    assert_native_agrees(saved, name)
 
 
 def test_the_f16_pages_of_transformers_matter(saved: Any) -> None:
@@ -120,44 +119,27 @@ def test_the_cases_are_what_their_names_say(saved: Any) -> None:
     assert scaled == {"llama3-rope": "llama3", "llama-linear-rope": "linear"}
 
 
-def _with(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
-    return lambda config: replace(config, **changes)
-
-
-def _scaling(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
-    def change(config: ModelConfig) -> ModelConfig:
-        assert config.rope.scaling is not None
-        return replace(config, rope=replace(config.rope, scaling=replace(config.rope.scaling, **changes)))
-
-    return change
-
-
-MISTAKES: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
-    "other theta": ("llama", _with(rope=RopeConfig(510.0, 16))),
-    "half the head rotates": ("llama", _with(rope=RopeConfig(500.0, 8))),
-    "other epsilon": ("llama", _with(rms_norm_eps=1e-3)),
-    "rope scaling ignored (llama3)": ("llama3-rope", _with(rope=RopeConfig(10000.0, 16))),
-    "low frequencies start elsewhere": ("llama3-rope", _scaling(low_freq_factor=1.2)),
-    "high frequencies start elsewhere": ("llama3-rope", _scaling(high_freq_factor=4.5)),
-    "another trained context": ("llama3-rope", _scaling(original_context=36)),
-    "rope scaling ignored (linear)": ("llama-linear-rope", _with(rope=RopeConfig(10000.0, 16))),
-    "window ignored": ("mistral-window", _with(sliding_window=None)),
-    "window one too long": ("mistral-window", _with(sliding_window=WINDOW + 1)),
-    "window one too short": ("mistral-window", _with(sliding_window=WINDOW - 1)),
-    "window where there is none": ("mistral-no-window", _with(sliding_window=NUM_TOKENS - 1)),
-    "biases ignored": ("qwen2", _with(architecture="llama", attention_bias=False)),
-    "norms of heads ignored": ("qwen3", _with(architecture="llama", qk_norm=False)),
+MISTAKES: dict[str, tuple[str, Change]] = {
+    "other theta": ("llama", with_fields(rope=RopeConfig(510.0, 16))),
+    "half the head rotates": ("llama", with_fields(rope=RopeConfig(500.0, 8))),
+    "other epsilon": ("llama", with_fields(rms_norm_eps=1e-3)),
+    "rope scaling ignored (llama3)": ("llama3-rope", with_fields(rope=RopeConfig(10000.0, 16))),
+    "low frequencies start elsewhere": ("llama3-rope", with_scaling(low_freq_factor=1.2)),
+    "high frequencies start elsewhere": ("llama3-rope", with_scaling(high_freq_factor=4.5)),
+    "another trained context": ("llama3-rope", with_scaling(original_context=36)),
+    "rope scaling ignored (linear)": ("llama-linear-rope", with_fields(rope=RopeConfig(10000.0, 16))),
+    "window ignored": ("mistral-window", with_fields(sliding_window=None)),
+    "window one too long": ("mistral-window", with_fields(sliding_window=WINDOW + 1)),
+    "window one too short": ("mistral-window", with_fields(sliding_window=WINDOW - 1)),
+    "window where there is none": ("mistral-no-window", with_fields(sliding_window=NUM_TOKENS - 1)),
+    "biases ignored": ("qwen2", with_fields(architecture="llama", attention_bias=False)),
+    "norms of heads ignored": ("qwen3", with_fields(architecture="llama", qk_norm=False)),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_each_mistake_of_a_reader_is_seen(mistake: str, saved: Any) -> None:
-    name, change = MISTAKES[mistake]
-    directory, logits = saved(name)
-    checkpoint = open_checkpoint(directory)
-    altered = Altered(checkpoint, change(checkpoint.config), checkpoint.interleaved_rope)
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+def test_each_mistake_of_a_reader_is_seen(mistake: str, saved: Saved) -> None:
+    assert_mistake_is_seen(saved, *MISTAKES[mistake])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -165,8 +147,7 @@ def test_the_wrong_rope_pairing_is_seen(name: str, saved: Any) -> None:
     directory, logits = saved(name)
     checkpoint = open_checkpoint(directory)
     altered = Altered(checkpoint, checkpoint.config, not checkpoint.interleaved_rope)
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+    assert_seen(altered, logits)
 
 
 @pytest.mark.parametrize(
@@ -178,5 +159,4 @@ def test_a_lost_vector_of_one_layer_is_seen(name: str, tensor: str, saved: Any) 
     directory, logits = saved(name)
     checkpoint = open_checkpoint(directory)
     altered = Altered(checkpoint, checkpoint.config, checkpoint.interleaved_rope, zeroed=tensor)
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+    assert_seen(altered, logits)

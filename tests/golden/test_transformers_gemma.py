@@ -6,7 +6,6 @@ Bounds: golden_models.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,24 @@ import pytest
 import safetensors.torch
 import torch
 from golden_models import (
-    F16_PAGES,
     FLOAT,
     FLOAT_LOGITS,
     NUM_TOKENS,
-    SEEN,
     SHAPE,
     WINDOW,
     Altered,
     Case,
+    Change,
     Saved,
+    assert_floats_agree,
+    assert_mistake_is_seen,
+    assert_native_agrees,
+    assert_seen,
     error,
-    logits_of_native,
     logits_of_reference,
     prompt,
     saved_cases,
+    with_fields,
 )
 from tiny_models import as_f32
 from transformers import (
@@ -98,53 +100,39 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 @pytest.mark.parametrize("executor", FLOAT_LOGITS)
 @pytest.mark.parametrize("name", CASES)
 def test_floats_have_the_logits_of_transformers(name: str, executor: str, saved: Saved) -> None:
-    directory, logits = saved(name)
-    assert error(FLOAT_LOGITS[executor](open_checkpoint(directory)), logits["float"]) < FLOAT
+    assert_floats_agree(saved, name, executor)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_native_has_the_logits_of_transformers(name: str, saved: Saved) -> None:
-    directory, logits = saved(name)
-    for chunk in (NUM_TOKENS, 1):
-        assert error(logits_of_native(open_checkpoint(directory), chunk), logits["f16"]) < F16_PAGES
+    assert_native_agrees(saved, name)
 
 
-def _with(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
-    return lambda config: replace(config, **changes)
-
-
-MISTAKES: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
-    "embeddings not scaled": ("gemma2", _with(embedding_scale=1.0)),
-    "queries scaled by their width": ("gemma2", _with(attention_scale=None)),
-    "scores not capped": ("gemma2", _with(attention_softcap=None)),
-    "scores capped elsewhere": ("gemma2", _with(attention_softcap=3.3)),
-    "logits not capped": ("gemma2", _with(logit_softcap=None)),
-    "logits not capped (gemma3)": ("gemma3-six", _with(logit_softcap=None)),
-    "every layer has the window": ("gemma2", _with(windowed_layers=())),
-    "no layer has the window": ("gemma2", _with(sliding_window=None)),
-    "window one too long": ("gemma3", _with(sliding_window=WINDOW + 1)),
-    "window one too short": ("gemma3", _with(sliding_window=WINDOW - 1)),
-    "the other layers have the window": ("gemma3", _with(windowed_layers=(False, True, False))),
-    "the first layer of six sees all": ("gemma3-six", _with(windowed_layers=(False, *[True] * 5, False))),
-    "one rotation for all layers": ("gemma3", _with(local_rope=None)),
-    "rotations exchanged": ("gemma3", _with(local_rope=RopeConfig(THETA, 16), rope=RopeConfig(LOCAL_THETA, 16))),
-    "scaling ignored": ("gemma3-linear-bf16", _with(rope=RopeConfig(THETA, 16))),
-    "SiLU": ("gemma3", _with(activation="silu")),
-    "norms of heads ignored": ("gemma3", _with(qk_norm=False)),
-    "other epsilon": ("gemma3", _with(rms_norm_eps=0.1)),
+MISTAKES: dict[str, tuple[str, Change]] = {
+    "embeddings not scaled": ("gemma2", with_fields(embedding_scale=1.0)),
+    "queries scaled by their width": ("gemma2", with_fields(attention_scale=None)),
+    "scores not capped": ("gemma2", with_fields(attention_softcap=None)),
+    "scores capped elsewhere": ("gemma2", with_fields(attention_softcap=3.3)),
+    "logits not capped": ("gemma2", with_fields(logit_softcap=None)),
+    "logits not capped (gemma3)": ("gemma3-six", with_fields(logit_softcap=None)),
+    "every layer has the window": ("gemma2", with_fields(windowed_layers=())),
+    "no layer has the window": ("gemma2", with_fields(sliding_window=None)),
+    "window one too long": ("gemma3", with_fields(sliding_window=WINDOW + 1)),
+    "window one too short": ("gemma3", with_fields(sliding_window=WINDOW - 1)),
+    "the other layers have the window": ("gemma3", with_fields(windowed_layers=(False, True, False))),
+    "the first layer of six sees all": ("gemma3-six", with_fields(windowed_layers=(False, *[True] * 5, False))),
+    "one rotation for all layers": ("gemma3", with_fields(local_rope=None)),
+    "rotations exchanged": ("gemma3", with_fields(local_rope=RopeConfig(THETA, 16), rope=RopeConfig(LOCAL_THETA, 16))),
+    "scaling ignored": ("gemma3-linear-bf16", with_fields(rope=RopeConfig(THETA, 16))),
+    "SiLU": ("gemma3", with_fields(activation="silu")),
+    "norms of heads ignored": ("gemma3", with_fields(qk_norm=False)),
+    "other epsilon": ("gemma3", with_fields(rms_norm_eps=0.1)),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_of_a_reader_is_seen(mistake: str, saved: Saved) -> None:
-    name, change = MISTAKES[mistake]
-    directory, logits = saved(name)
-    checkpoint = open_checkpoint(directory)
-    changed = change(checkpoint.config)
-    assert changed != checkpoint.config
-    altered = Altered(checkpoint, changed, checkpoint.interleaved_rope)
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+    assert_mistake_is_seen(saved, *MISTAKES[mistake])
 
 
 @pytest.mark.parametrize(
@@ -156,8 +144,7 @@ def test_a_norm_read_as_the_file_stores_it_is_seen(norm: str, saved: Saved) -> N
     directory, logits = saved("gemma3")
     checkpoint = open_checkpoint(directory)
     altered = Altered(checkpoint, checkpoint.config, False, less=(f"{norm}.weight", 1.0))
-    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
-    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+    assert_seen(altered, logits)
 
 
 # ---- other spellings of the same model ----

@@ -36,6 +36,7 @@ from paceline.executors.reference import ReferenceExecutor
 from paceline.executors.torch.executor import TorchExecutor
 from paceline.executors.torch.forward import TorchModel
 from paceline.weights.blocks import dequantize
+from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.raw import Checkpoint, RawTensor, TensorHeader
 
 FLOAT, F16_PAGES = 1e-4, 2e-3
@@ -171,3 +172,50 @@ def error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     """Largest difference at any position, in units of the logits' root mean square."""
     assert found.shape == expected.shape == (NUM_TOKENS, VOCAB)
     return float(np.abs(found - expected).max() / np.sqrt(np.mean(expected**2)))
+
+
+Change = Callable[[ModelConfig], ModelConfig]
+"""What a reader with a mistake makes of a configuration."""
+
+
+def with_fields(**changes: Any) -> Change:
+    """Other fields."""
+    return lambda config: replace(config, **changes)
+
+
+def with_scaling(**changes: Any) -> Change:
+    """Other fields of the scaling of the rotation."""
+
+    def change(config: ModelConfig) -> ModelConfig:
+        assert config.rope.scaling is not None
+        return replace(config, rope=replace(config.rope, scaling=replace(config.rope.scaling, **changes)))
+
+    return change
+
+
+def assert_floats_agree(saved: Saved, name: str, executor: str) -> None:
+    """An executor of ``FLOAT_LOGITS`` computes what Transformers does."""
+    directory, logits = saved(name)
+    assert error(FLOAT_LOGITS[executor](open_checkpoint(directory)), logits["float"]) < FLOAT
+
+
+def assert_native_agrees(saved: Saved, name: str) -> None:
+    """So does the native executor, in one chunk and row by row."""
+    directory, logits = saved(name)
+    for chunk in (NUM_TOKENS, 1):
+        assert error(logits_of_native(open_checkpoint(directory), chunk), logits["f16"]) < F16_PAGES
+
+
+def assert_seen(altered: Altered, logits: Mapping[str, NDArray[np.float32]]) -> None:
+    """What a checkpoint says wrongly of itself shows in the logits of both."""
+    assert error(logits_of_reference(altered), logits["float"]) > SEEN * FLOAT
+    assert error(logits_of_native(altered, NUM_TOKENS), logits["f16"]) > SEEN * F16_PAGES
+
+
+def assert_mistake_is_seen(saved: Saved, name: str, change: Change) -> None:
+    """That reader would be found out, and the change is one."""
+    directory, logits = saved(name)
+    checkpoint = open_checkpoint(directory)
+    changed = change(checkpoint.config)
+    assert changed != checkpoint.config
+    assert_seen(Altered(checkpoint, changed, checkpoint.interleaved_rope), logits)
