@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/as_size.h"
+
 namespace paceline {
 namespace {
 
@@ -15,8 +17,6 @@ constexpr int kReadCost = 4;
 constexpr int kPartialsAPair = 16;
 // Slots: 32 rows behind a common prefix may have 8,000 tokens of their own each.
 constexpr int kSlots = 2048;
-
-size_t as_size(int n) { return static_cast<size_t>(n); }
 
 int divide_up(int n, int by) { return (n + by - 1) / by; }
 

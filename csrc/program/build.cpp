@@ -2,16 +2,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/as_size.h"
 #include "base/check.h"
 #include "program/activations.h"
 #include "program/program.h"
 
 namespace paceline {
-namespace {
-
-size_t as_size(int n) { return static_cast<size_t>(n); }
-
-}  // namespace
 
 Program::Program(const Kernels& kernels, int num_threads, const ProgramShape& shape, uint8_t* pages)
     : kernels_(kernels),

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/as_size.h"
 #include "base/check.h"
 #include "program/activations.h"
 #include "program/program.h"
 
 namespace paceline {
 namespace {
-
-size_t as_size(int n) { return static_cast<size_t>(n); }
 
 constexpr int kChunkRows = 32;  // slots whose inputs are gathered at once: the chunk that the kernels take
 

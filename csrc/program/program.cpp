@@ -5,15 +5,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/as_size.h"
 #include "base/check.h"
 #include "program/activations.h"
 
 namespace paceline {
-namespace {
-
-size_t as_size(int n) { return static_cast<size_t>(n); }
-
-}  // namespace
 
 void Program::begin_step(const StepInputs& inputs) {
   CHECK(inputs.num_rows >= 1 && inputs.num_rows <= shape_.max_rows, "rows of a step");
