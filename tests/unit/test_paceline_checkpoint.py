@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -371,6 +372,10 @@ def test_what_only_some_families_have_is_kept() -> None:
     assert "experts" not in plain
 
 
+def scaling_of(kind: str, **changes: Any) -> dict[str, Any]:
+    return {**dataclasses.asdict(RopeScaling("linear")), "kind": kind, **changes}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -380,6 +385,13 @@ def test_what_only_some_families_have_is_kept() -> None:
         ("unrotated_layers", [2]),
         ("unrotated_layers", 1),
         ("local_rope", {"theta": 1.0}),
+        ("local_rope.dim", {"theta": 500.0, "dim": 8, "scaling": None}),
+        ("local_rope.theta", {"theta": 0.0, "dim": 16, "scaling": None}),
+        ("local_rope.scaling.factors", {"theta": 5.0, "dim": 16, "scaling": scaling_of("factors", factors=[1.0])}),
+        ("local_rope.scaling.kind", {"theta": 5.0, "dim": 16, "scaling": scaling_of("dynamic")}),
+        ("rope.scaling.long_factors", {"theta": 5.0, "dim": 16, "scaling": scaling_of("longrope", factors=[1.0] * 8)}),
+        ("rope.scaling.truncate", {"theta": 5.0, "dim": 16, "scaling": scaling_of("yarn", truncate=1)}),
+        ("rope.theta", {"theta": 1.0, "dim": 16, "scaling": scaling_of("yarn")}),
         ("embedding_scale", 0.0),
         ("logit_softcap", "30"),
         ("attention_softcap", float("inf")),
@@ -389,4 +401,4 @@ def test_what_only_some_families_have_is_kept() -> None:
 )
 def test_what_no_family_has_is_named(field: str, value: Any) -> None:
     with pytest.raises(PacelineError, match=field):
-        config_of(Path("config.json"), {**as_json(FAMILY_CONFIG), field: value})
+        config_of(Path("config.json"), {**as_json(FAMILY_CONFIG), field.split(".")[0]: value})

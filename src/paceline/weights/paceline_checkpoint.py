@@ -263,31 +263,46 @@ def _scaling_of(given: Mapping[str, Any]) -> RopeScaling:
 
 def _check_values(path: Path, config: ModelConfig) -> None:
     """CheckpointError for values that no such model has; arithmetic would go on with most of them."""
-    rope, scaling = config.rope, config.rope.scaling or RopeScaling("linear")
-    positive = {
-        "rms_norm_eps": (config.rms_norm_eps,),
-        "rope.theta": (rope.theta,),
-        "rope.scaling.factor": (scaling.factor,),
-        "rope.scaling.low_freq_factor": (scaling.low_freq_factor,),
-        "rope.scaling.original_context": (scaling.original_context,),
-        "rope.scaling.factors": scaling.factors,
-    }
-    possible = {name: all(0 < number < math.inf for number in numbers) for name, numbers in positive.items()} | {
+    possible = {
+        "rms_norm_eps": 0 < config.rms_norm_eps < math.inf,
         "num_kv_heads": config.num_heads % config.num_kv_heads == 0,
-        "rope.dim": 0 < rope.dim <= config.head_dim and rope.dim % 2 == 0,
-        "rope.scaling.kind": scaling.kind in ("linear", "llama3", "factors", "yarn", "longrope"),
-        "rope.scaling.beta_fast": 0 < scaling.beta_slow < scaling.beta_fast < math.inf,
-        "rope.scaling.attention_factor": 0 < scaling.attention_factor < math.inf,
         "windowed_layers": len(config.windowed_layers) in (0, config.num_layers),
         "unrotated_layers": all(0 <= layer < config.num_layers for layer in config.unrotated_layers),
-        "rope.scaling.high_freq_factor": scaling.low_freq_factor < scaling.high_freq_factor < math.inf,
         "draft_vocab_size": config.draft_vocab_size is None,
         "input_norms": config.input_norms is False,
-    }
-    possible["rope.scaling.factors"] &= len(scaling.factors) == (
-        rope.dim // 2 if scaling.kind in ("factors", "longrope") else 0
-    )
+    } | _possible_rope("rope", config.rope, config.head_dim)
+    if config.local_rope is not None:
+        possible |= _possible_rope("local_rope", config.local_rope, config.head_dim)
+        # Rows of q and k have one order in all layers.
+        possible["local_rope.dim"] &= config.local_rope.dim == config.rope.dim
     for name, is_possible in possible.items():
         if not is_possible:
             given = attrgetter(name)(config)
             raise CheckpointError(path, f"quantization_config.model.{name} is {given!r}, which no such model has")
+
+
+def _possible_rope(name: str, rope: RopeConfig, head_dim: int) -> dict[str, bool]:
+    """Whether each field of a rotation is one that a model has, by its path in the configuration."""
+    scaling = rope.scaling or RopeScaling("linear")
+    counts = {"factors": (1, 0), "longrope": (1, 1)}.get(scaling.kind, (0, 0))
+    num_factors, num_long_factors = (count * rope.dim // 2 for count in counts)
+    fields_of_scaling = {
+        "kind": scaling.kind in ("linear", "llama3", "factors", "yarn", "longrope"),
+        "factor": 0 < scaling.factor < math.inf,
+        "low_freq_factor": 0 < scaling.low_freq_factor < math.inf,
+        "high_freq_factor": scaling.low_freq_factor < scaling.high_freq_factor < math.inf,
+        "original_context": 0 < scaling.original_context < math.inf,
+        "factors": _are_positive(scaling.factors, num_factors),
+        "long_factors": _are_positive(scaling.long_factors, num_long_factors),
+        "beta_fast": 0 < scaling.beta_slow < scaling.beta_fast < math.inf,
+        "attention_factor": 0 < scaling.attention_factor < math.inf,
+        "truncate": isinstance(scaling.truncate, bool),
+    }
+    return {
+        f"{name}.theta": (1 if scaling.kind == "yarn" else 0) < rope.theta < math.inf,
+        f"{name}.dim": 0 < rope.dim <= head_dim and rope.dim % 2 == 0,
+    } | {f"{name}.scaling.{field}": is_possible for field, is_possible in fields_of_scaling.items()}
+
+
+def _are_positive(numbers: tuple[float, ...], count: int) -> bool:
+    return len(numbers) == count and all(0 < number < math.inf for number in numbers)
