@@ -124,6 +124,13 @@ def test_an_impossible_structure_is_refused(value: str) -> None:
         parse("--structure", value)
 
 
+@pytest.mark.parametrize(("given", "expected"), [("4", "int4"), ("8", "int8"), ("int4", "int4"), ("bf16", "bf16")])
+def test_bits_of_the_head_are_formats(given: str, expected: str) -> None:
+    assert engine_config(parse("--head-bits", given)).head_bits == expected
+    with pytest.raises(SystemExit):
+        parse("--head-bits", "3")
+
+
 def test_every_engine_flag_reaches_its_field() -> None:
     words = [
         "--weights",

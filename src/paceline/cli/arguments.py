@@ -59,6 +59,10 @@ SAMPLING_FIELDS = {
 _SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
+BITS = {"4": "int4", "8": "int8"}
+"""Numbers of bits as ``paceline quantize --head-bits`` has them -> weight format."""
+
+
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """MODEL, the default model when it is left out."""
     parser.add_argument(
@@ -127,7 +131,12 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> Any:
         choices=WEIGHT_FORMATS,
         help="format the weights are brought into at load; native keeps the file's (default)",
     )
-    add("--head-bits", choices=WEIGHT_FORMATS, help="the same for the output matrix alone")
+    add(
+        "--head-bits",
+        type=lambda text: BITS.get(text, text),
+        choices=WEIGHT_FORMATS,
+        help="the same for the output matrix alone; 4 and 8 are int4 and int8",
+    )
     add("--kv", choices=KV_FORMATS, help="format of cached keys and values")
     add("--threads", type=int, metavar="N", help="threads (default: those that the machine and its container allow)")
     add(
