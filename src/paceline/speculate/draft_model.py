@@ -46,17 +46,14 @@ from numpy.typing import NDArray
 
 from paceline.config import PAGE_TOKENS
 from paceline.errors import UnsupportedError
-from paceline.executors.base import Executor, StepPlan
+from paceline.executors.base import Executor
 from paceline.sampling.draw import philox4x32
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import MAX_LOGPROBS, SAMPLE_ROW, SampledRows, SampleRows
 from paceline.speculate.draft import MAX_NODES, Context, Draft
-from paceline.speculate.draft_line import Line
+from paceline.speculate.draft_line import MIN_CONFIDENCE, Line, confidence_of, likeliest, step_plan
 from paceline.speculate.draft_lists import DraftLists
 from paceline.speculate.draft_pages import DraftPages
-
-MIN_CONFIDENCE = 0.3
-"""Where a draft stops unless told otherwise: a token that has this chance rarely pays for the step that drafts it."""
 
 CATCH_UP_ROWS = 256
 """Rows for requests that are behind which one call computes unless told otherwise: a step's worth of a prompt."""
@@ -69,9 +66,6 @@ _DRAFT_ROWS = 2
 when the target took a whole draft, whose end was not computed."""
 
 _NO_PAIRS = np.zeros((0, 2), np.int32)
-
-_LEAST = 1e-6
-"""A confidence is above 0, whatever float32 makes of a probability."""
 
 
 class Vocabulary(Protocol):
@@ -197,7 +191,13 @@ class DraftModelDrafter:
         if min(max_nodes, depth) < 1:
             return None
         num_computed = num_known - self._pages.gap(context)
-        return Line(context, num_known, min(max_nodes, depth), max_nodes, num_computed=num_computed)
+        return Line(
+            context=context,
+            num_known=num_known,
+            limit=min(max_nodes, depth),
+            max_nodes=max_nodes,
+            num_computed=num_computed,
+        )
 
     def _is_foreign(self, context: Context) -> bool:
         """Whether a token is none of the draft model's; each is looked at once."""
@@ -259,7 +259,9 @@ class DraftModelDrafter:
         """Computes the scheduled rows of ``lines`` and draws a token for each whose gap they close."""
         drawing = [line for line in lines if line.is_drawing]
         samples = self._samples(drawing)
-        sampled = self._executor.run(self._plan(lines, samples)).sampled
+        sampled = self._executor.run(
+            step_plan(lines, self._pages.table, samples, page_copies=self._pages.page_copies)
+        ).sampled
         self._pages.finish_step()
         for line in lines:
             line.num_computed += line.num_scheduled
@@ -276,40 +278,19 @@ class DraftModelDrafter:
             if status[output]:
                 line.is_open = False
                 continue
-            if self._max_branches > 1 and not line.tokens:
-                line.branches = self._branches(tokens[output], sampled, output)
             drawn_from = q.get(output)
             if drawn_from is not None:
                 line.q.append(drawn_from)
-            confidence = _confidence(logprobs[output]) if drawn_from is None else _within(float(drawn_from.max()))
-            line.add(tokens[output], confidence, self._min_confidence)
-
-    def _plan(self, lines: list[Line], samples: SampleRows) -> StepPlan:
-        tokens: list[int] = []
-        positions: list[int] = []
-        row_starts, logit_rows = [0], []
-        for line in lines:
-            tokens += line.scheduled_tokens()
-            positions += range(line.num_computed, line.num_computed + line.num_scheduled)
-            row_starts.append(len(tokens))
-            if line.is_drawing:
-                logit_rows.append(len(tokens) - 1)
-        return StepPlan(
-            np.array(tokens, np.int32),
-            np.array(positions, np.int32),
-            np.array(row_starts, np.int32),
-            self._pages.table[[line.slot for line in lines], : max(positions) // PAGE_TOKENS + 1],
-            np.array(logit_rows, np.int32),
-            samples,
-            np.array(self._pages.page_copies, np.int32).reshape(-1, 2),
-        )
+            confidence = confidence_of(math.exp(logprobs[output]) if drawn_from is None else float(drawn_from.max()))
+            others = self._others(tokens[output], sampled, output) if not line.tokens else []
+            line.add(tokens[output], confidence, self._min_confidence, others)
 
     def _samples(self, lines: Sequence[Line]) -> SampleRows:
         """How the token of each line is drawn."""
         rows: Any = np.zeros(len(lines), SAMPLE_ROW)
         for output, line in enumerate(lines):
             rows[output] = line.context.record[0]
-            rows[output]["position"] = line.num_tokens
+            rows[output]["position"] = line.num_rows
             rows[output]["num_logprobs"] = self._max_branches if self._max_branches > 1 and not line.tokens else 0
             if self._exact and rows[output]["temperature"] > 0:
                 rows[output]["seed"] = draft_seed(int(rows[output]["seed"]), line.num_known)
@@ -320,11 +301,13 @@ class DraftModelDrafter:
             line.context.add_lists(lists, output, line.tokens)
         return lists.build()
 
-    def _branches(self, token: int, sampled: SampledRows, output: int) -> list[tuple[int, float]]:
+    def _others(self, token: int, sampled: SampledRows, output: int) -> list[tuple[int, float]]:
         """The likeliest tokens beside the one that was drawn at an output, and their confidences."""
-        others = zip(sampled.top_tokens[output].tolist(), sampled.top_logprobs[output].tolist(), strict=True)
-        fitting = [(at, _confidence(logprob)) for at, logprob in others if 0 <= at < self._vocab_size]
-        return [branch for branch in fitting if branch[0] != token][: self._max_branches - 1]
+        if self._max_branches == 1:
+            return []
+        tokens, logprobs = sampled.top_tokens[output].tolist(), sampled.top_logprobs[output].tolist()
+        others = likeliest(tokens, logprobs, token, len(tokens))
+        return [other for other in others if 0 <= other[0] < self._vocab_size][: self._max_branches - 1]
 
     def _fitting(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """Distributions over the target's vocabulary: ids that it lacks are banned here, and others have no mass."""
@@ -341,15 +324,6 @@ def draft_seed(seed: int, num_tokens: int) -> int:
     counter = np.array([[0, num_tokens, 2, 0]], np.uint32)
     low, high = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))[0, :2].tolist()
     return int(low | high << 32)
-
-
-def _confidence(logprob: float) -> float:
-    """A probability as ``Draft`` wants it."""
-    return _within(math.exp(logprob))
-
-
-def _within(probability: float) -> float:
-    return min(1.0, max(_LEAST, probability))
 
 
 def _rows_behind(line: Line) -> int:

@@ -32,14 +32,12 @@ Checked by: tests/native/test_eagle_drafter.py (against the head computed anew f
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import PAGE_TOKENS
 from paceline.executors.base import Executor, StepPlan
 from paceline.kv.manager import KVManager
 from paceline.kv.radix import TOKEN_BYTES
@@ -47,142 +45,37 @@ from paceline.sampling.draw import sample_reference
 from paceline.sampling.lists import ListsBuilder
 from paceline.sampling.rows import MAX_LOGPROBS, SampledRows, SampleRows, greedy_rows
 from paceline.speculate.draft import MAX_NODES, Context, Draft
+from paceline.speculate.draft_line import MIN_CONFIDENCE, Line, confidence_of, likeliest, step_plan
+from paceline.speculate.held_features import Features, HeldFeatures
 from paceline.speculate.hidden import HiddenRows
-
-MIN_CONFIDENCE = 0.3
-"""Where a draft stops unless told otherwise: a token that has this chance rarely pays for the step that drafts it."""
 
 MAX_WAITING = 2048
 """Hidden states of a request that are kept, at most, until it is drafted for."""
 
-_LEAST = 1e-6
 _NEVER = -1e6
 """The logit of a token that the head does not know. Finite: the sampler takes infinity for a fault."""
 
-Features = NDArray[np.float32]
 Sample = Callable[[NDArray[np.float32], SampleRows], SampledRows]
 
 
-@dataclass
-class _Held:
-    """What is kept of a request.
+@dataclass(eq=False, kw_only=True)
+class _Line(Line):
+    """A line whose rows have features [known rows behind ``start``, hidden], all that were not computed before; those
+    of drafted tokens have ``hidden`` [hidden], the head's own at its last row, instead."""
 
-    first         b: the token of its first feature
-    num_computed  of its rows: their keys and values are in the pages of ``slot`` (None: it has no pages yet)
-    waiting       features [n, hidden] of the rows behind these, ``num_waiting`` in all
-    last          [1, hidden] that of the last computed row
-    """
-
-    first: int
-    slot: int | None = None
-    num_computed: int = 0
-    num_waiting: int = 0
-    waiting: deque[Features] = field(default_factory=deque)
-    last: Features | None = None
-
-    @property
-    def end(self) -> int:
-        """The token behind its last feature."""
-        return self.first + self.num_computed + self.num_waiting
-
-    def restart(self, first: int) -> None:
-        """Forgets all rows; features begin with token ``first``."""
-        self.first, self.num_computed, self.last = first, 0, None
-
-    def add(self, features: Features, max_waiting: int) -> None:
-        """Appends a copy of features, and gives up the oldest ones where too many wait."""
-        num_lost = max(0, len(features) - max_waiting)
-        features = features[num_lost:]
-        while self.waiting and self.num_waiting + len(features) > max_waiting:
-            num_lost += len(self.waiting[0])
-            self.num_waiting -= len(self.waiting.popleft())
-        if num_lost:
-            self.restart(self.first + self.num_computed + num_lost)
-        self.waiting.append(features.copy())
-        self.num_waiting += len(features)
-
-    def take(self) -> Features:
-        """All that waits, and at least one row: the last computed one will be computed again then."""
-        if not self.waiting:
-            assert self.last is not None
-            self.num_computed -= 1
-            return self.last
-        features = np.concatenate(self.waiting)
-        self.waiting.clear()
-        self.num_waiting = 0
-        return features
-
-
-@dataclass
-class _Line:
-    """A request while it is drafted for.
-
-    features      [n, hidden] of its rows ``start`` .. ``start + n - 1``, the last of known tokens
-    num_computed  of its rows, those of known tokens and then of drafted ones
-    tokens, confidence  of the chain;  leaves  (row of the parent, token, confidence) besides it
-    hidden        [hidden] the head's own at its last row;  product  of the chain's confidences
-    """
-
-    context: Context
-    held: _Held
+    held: HeldFeatures
     features: Features
     start: int
-    limit: int
-    max_nodes: int
-    num_computed: int = 0
-    num_scheduled: int = 0
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-    leaves: list[tuple[int, int, float]] = field(default_factory=list)
     hidden: Features | None = None
-    product: float = 1.0
-    is_open: bool = True
 
-    @property
-    def slot(self) -> int:
-        """Of its page table."""
-        assert self.held.slot is not None
-        return self.held.slot
-
-    @property
-    def num_known(self) -> int:
-        """Rows of known tokens."""
-        return self.start + len(self.features)
-
-    @property
-    def gap(self) -> int:
-        """Rows until the next token can be drawn."""
-        return self.num_known + len(self.tokens) - self.num_computed
-
-    @property
-    def is_drawing(self) -> bool:
-        """Whether the step under way draws a token."""
-        return self.num_scheduled == self.gap
-
-    def scheduled(self) -> tuple[list[int], Features]:
-        """Tokens and features of the step's rows, which are all of known tokens, or the one of the last drafted."""
+    def scheduled_features(self) -> Features:
+        """Of the step's rows, which are all of known tokens, or the one of the last drafted."""
         if self.tokens:
             assert self.num_scheduled == 1
             assert self.hidden is not None
-            return [self.tokens[-1]], self.hidden[None]
-        at, count = self.num_computed - self.start, self.num_scheduled
-        token = self.held.first + self.num_computed + 1
-        return self.context.tokens[token : token + count], self.features[at : at + count]
-
-    def draft(self, drafter: str) -> Draft | None:
-        """The chain, and of the leaves what is among the likeliest nodes."""
-        if not self.tokens:
-            return None
-        products = [1.0, *np.cumprod(self.confidence).tolist()]
-        nodes = [(row, token, confidence) for row, (token, confidence) in enumerate(self._chain())] + self.leaves
-        # A node is not likelier than its parent, and the sort keeps the order of equals: parents stay, too.
-        order = sorted(range(len(nodes)), key=lambda node: -products[nodes[node][0]] * nodes[node][2])
-        kept = [nodes[node] for node in sorted(order[: self.max_nodes])]
-        parents, tokens, confidence = zip(*kept, strict=True)
-        return Draft(tokens, parents, confidence, drafter)
-
-    def _chain(self) -> list[tuple[int, float]]:
-        return list(zip(self.tokens, self.confidence, strict=True))
+            return self.hidden[None]
+        at = self.num_computed - self.start
+        return self.features[at : at + self.num_scheduled]
 
 
 class EagleDrafter:
@@ -230,14 +123,14 @@ class EagleDrafter:
         window = executor.model.kv_window
         self.kv = KVManager(executor.num_pages, max_sequences, context_length, prefix_cache=False, window=window)
         self._context_length = context_length
-        self._held: dict[int, _Held] = {}  # the one that was not asked for the longest first
+        self._held: dict[int, HeldFeatures] = {}  # the one that was not asked for the longest first
 
     def observe_hidden(self, step: Sequence[HiddenRows]) -> None:
         """See ``HiddenObserver``."""
         for rows in step:
             held = self._held.get(rows.context.request_id)
             if held is None:
-                held = self._held[rows.context.request_id] = _Held(rows.position)
+                held = self._held[rows.context.request_id] = HeldFeatures(rows.position)
             if rows.position > held.end:  # something between is missing
                 held.waiting.clear()
                 held.num_waiting = 0
@@ -286,9 +179,21 @@ class EagleDrafter:
             self.finish(context)
             return None
         features = held.take()
-        return _Line(context, held, features, held.num_computed, limit, max_nodes, held.num_computed)
+        assert held.slot is not None
+        return _Line(
+            context=context,
+            num_known=held.num_computed + len(features),
+            limit=limit,
+            max_nodes=max_nodes,
+            first=held.first + 1,
+            slot=held.slot,
+            num_computed=held.num_computed,
+            held=held,
+            features=features,
+            start=held.num_computed,
+        )
 
-    def _place(self, held: _Held, num_rows: int, asked: set[int]) -> bool:
+    def _place(self, held: HeldFeatures, num_rows: int, asked: set[int]) -> bool:
         """Gives a request pages for so many rows, if need be those of requests that are not asked for."""
         while True:
             if held.slot is not None:
@@ -338,31 +243,12 @@ class EagleDrafter:
                 self._add(line, sampled, output, logits[output])
 
     def _plan(self, lines: Sequence[_Line]) -> StepPlan:
-        tokens: list[int] = []
-        features = []
-        positions: list[int] = []
-        row_starts = [0]
-        logit_rows = []
-        for line in lines:
-            its_tokens, its_features = line.scheduled()
-            tokens += its_tokens
-            features.append(its_features)
-            positions += range(line.num_computed, line.num_computed + line.num_scheduled)
-            row_starts.append(len(tokens))
-            if line.is_drawing:
-                logit_rows.append(len(tokens) - 1)
-        samples = greedy_rows(len(logit_rows))
-        samples.rows["position"] = [positions[row] + 1 for row in logit_rows]
+        drawing = [line for line in lines if line.is_drawing]
+        samples = greedy_rows(len(drawing))
+        samples.rows["position"] = [line.num_rows for line in drawing]
         samples.rows["num_logprobs"] = self._num_alternatives
-        return StepPlan(
-            np.array(tokens, np.int32),
-            np.array(positions, np.int32),
-            np.array(row_starts, np.int32),
-            self.kv.table[[line.slot for line in lines], : max(positions) // PAGE_TOKENS + 1],
-            np.array(logit_rows, np.int32),
-            samples,
-            features=np.concatenate(features),
-        )
+        features = np.concatenate([line.scheduled_features() for line in lines])
+        return step_plan(lines, self.kv.table, samples, features=features)
 
     @property
     def _num_alternatives(self) -> int:
@@ -371,18 +257,16 @@ class EagleDrafter:
 
     def _add(self, line: _Line, sampled: SampledRows, output: int, logits: Features) -> None:
         """Adds the token that an output draws to the chain, and its best alternatives as leaves."""
-        tokens = self._target_ids[sampled.top_tokens[output]].tolist()
-        best = list(zip(tokens, map(_confidence, sampled.top_logprobs[output].tolist()), strict=True))
-        chosen = best[0] if self._takes_likeliest(line.context) else self._draw(line, logits)
+        tokens, logprobs = self._target_ids[sampled.top_tokens[output]].tolist(), sampled.top_logprobs[output].tolist()
+        chosen: tuple[int, float] | None = tokens[0], logprobs[0]
+        if not self._takes_likeliest(line.context):
+            chosen = self._draw(line, logits)
         if chosen is None:
             line.is_open = False
             return
-        leaves = [leaf for leaf in best if leaf[0] != chosen[0]][: self._max_branches - 1]
-        line.leaves += [(len(line.tokens), *leaf) for leaf in leaves]
-        line.tokens.append(chosen[0])
-        line.confidence.append(chosen[1])
-        line.product *= chosen[1]
-        line.is_open = len(line.tokens) < line.limit and line.product >= self._min_confidence
+        token, logprob = chosen
+        others = likeliest(tokens, logprobs, token, self._max_branches - 1)
+        line.add(token, confidence_of(math.exp(logprob)), self._min_confidence, others)
 
     def _takes_likeliest(self, context: Context) -> bool:
         record, params = context.record[0], context.params
@@ -392,7 +276,7 @@ class EagleDrafter:
         return not (is_penalised or params.logit_bias or params.min_tokens or params.structure)
 
     def _draw(self, line: _Line, logits: Features) -> tuple[int, float] | None:
-        """A token as the target would draw it from these logits, and its probability; None where it could not."""
+        """A token as the target would draw it from these logits, and its log-probability; None where it could not."""
         self._logits[0, self._target_ids] = logits
         rows = line.context.record.copy()
         rows["position"] = len(line.context.tokens) + len(line.tokens)
@@ -402,9 +286,4 @@ class EagleDrafter:
         sampled = self._sample(self._logits, lists.build())
         if sampled.status is not None and sampled.status[0]:
             return None
-        return int(sampled.tokens[0]), _confidence(float(sampled.logprobs[0]))
-
-
-def _confidence(logprob: float) -> float:
-    """A probability as ``Draft`` wants it."""
-    return min(1.0, max(_LEAST, math.exp(logprob)))
+        return int(sampled.tokens[0]), float(sampled.logprobs[0])
