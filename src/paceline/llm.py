@@ -350,8 +350,9 @@ class LLM:
         return self._engine.progress_age_s()
 
     def path(self) -> dict[str, str | int]:
-        """The path that really runs: isa, threads, weights, kv_dtype, speculation."""
-        return {**self._executor.path(), "speculation": self._engine.speculation}
+        """The path that really runs: isa, threads, weights, kv_dtype, speculation; and speculation_failure, what a
+        drafter raised last, where one did."""
+        return {**self._executor.path(), **self._engine.speculation}
 
     @contextlib.contextmanager
     def without_drafts(self) -> Iterator[None]:

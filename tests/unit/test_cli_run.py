@@ -211,3 +211,10 @@ def test_print_stream_ends_the_line(pieces: list[str], printed: str, capsys: pyt
     completion = Completion("".join(pieces), [1], "stop", 1)
     assert run.print_stream(Closing([*deltas, Delta("", [], "stop", completion=completion)]), []) is completion
     assert capsys.readouterr().out == printed
+
+
+def test_the_path_in_words_says_that_a_drafter_failed() -> None:
+    path = {"isa": "avx2", "threads": 2, "weights": "native", "kv_dtype": "f16", "speculation": "off"}
+    assert run.path_text(path) == "avx2, 2 threads, native weights, f16 KV"
+    failed = run.path_text({**path, "speculation_failure": "draft: RuntimeError('no')"})
+    assert failed.endswith("f16 KV, a drafter failed (draft: RuntimeError('no'))")

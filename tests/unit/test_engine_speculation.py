@@ -296,7 +296,7 @@ def test_a_drafter_that_fails_is_asked_no_more_and_costs_no_answer() -> None:
     assert speculator.drafters == []
     assert speculator.failure is not None
     assert "a bug" in speculator.failure
-    assert engine.speculation == "off"
+    assert engine.speculation == {"speculation": "off", "speculation_failure": speculator.failure}
 
 
 class StepRecorder(TakeAll):

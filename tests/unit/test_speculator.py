@@ -180,13 +180,17 @@ def test_a_drafter_that_fails_is_tried_again_and_three_times_in_a_row_is_enough(
     assert steps == [1, 3, 7, 8, 9, 10, 11, 12]
     assert speculator.name == "d"
     assert speculator.counts().failure == "d: ZeroDivisionError('a bug')" == speculator.counts().document()["failure"]
+    assert speculator.path() == {"speculation": "d", "speculation_failure": "d: ZeroDivisionError('a bug')"}
     speculator, steps = failing({1, 3, 4, 6})
     assert steps == [1, 3, 4, 6, 10, 11], "what went well in between counts"
     assert speculator.name == "d"
     speculator, steps = failing({1, 2, 3})
     assert steps == [1, 3, 7]
     assert speculator.name == "off"
-    assert Speculator([], FixedPolicy(1), vocab_size=9).counts().failure is None
+    assert speculator.path() == {"speculation": "off", "speculation_failure": "d: ZeroDivisionError('a bug')"}
+    nobody = Speculator([], FixedPolicy(1), vocab_size=9)
+    assert nobody.counts().failure is None
+    assert nobody.path() == {"speculation": "off"}
 
 
 def test_drawn_drafts_are_charged_and_credited_like_others() -> None:

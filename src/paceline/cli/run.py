@@ -130,6 +130,8 @@ def path_text(path: dict[str, Any]) -> str:
     words.append(f"{path.get('kv_dtype')} KV")
     if path.get("speculation") not in (None, "none", "off"):
         words.append(f"speculation {path['speculation']}")
+    if "speculation_failure" in path:
+        words.append(f"a drafter failed ({path['speculation_failure']})")
     return ", ".join(words)
 
 

@@ -117,9 +117,9 @@ class Engine:
         return min(self.scheduler.token_budget, self.scheduler.max_outputs)
 
     @property
-    def speculation(self) -> str:
-        """Who drafts."""
-        return "off" if self._speculator is None else self._speculator.name
+    def speculation(self) -> dict[str, str]:
+        """The part of ``LLM.path`` that says who drafts."""
+        return {"speculation": "off"} if self._speculator is None else self._speculator.path()
 
     @property
     def has_work(self) -> bool:

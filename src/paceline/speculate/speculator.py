@@ -56,6 +56,11 @@ class Speculator:
         """The drafters, in order."""
         return "+".join(drafter.name for drafter in self.drafters) or "off"
 
+    def path(self) -> dict[str, str]:
+        """Who drafts, and what a drafter raised last, where one did: it may be one that is gone."""
+        failure = self.failure
+        return {"speculation": self.name} | ({} if failure is None else {"speculation_failure": failure})
+
     def propose(self, contexts: Sequence[Context], *, num_rows: int, room: int) -> list[Draft | None]:
         """For each decoding request what is to be verified with its next row, or None.
 
