@@ -17,19 +17,21 @@ from tiny_heads import head_arrays, head_json, write_head
 from tiny_models import MemoryCheckpoint, encode, tiny_checkpoint, tiny_config
 from token_sequences import engine_config
 
-from paceline.config import EngineConfig
+from paceline.config import PAGE_TOKENS, EngineConfig
 from paceline.engine.eagle_head import find_eagle_head
 from paceline.engine.engine import Engine
 from paceline.engine.outputs import Completion
 from paceline.engine.speculation import use_speculation
 from paceline.errors import CheckpointError, ParameterError, UnsupportedError
 from paceline.executors.native import NativeExecutor
+from paceline.kv.layout import KVLayout
 from paceline.params import SamplingParams
 from paceline.speculate.eagle import EagleDrafter
 from paceline.speculate.speculator import Speculator
 
 VOCAB = HIDDEN = 64
 CONTEXT = 200
+MEMORY = 2**30
 PROMPTS = [[5, 6, 7, 8], [9] * 40, list(range(60)), [1, 2], [50] * 31, [3], [5, 6, 7, 8, 9]]
 PARAMS = {
     "greedy": SamplingParams(max_tokens=30, ignore_eos=True, logprobs=2),
@@ -56,7 +58,7 @@ def make_engine(
     engine = Engine(NativeExecutor.load(checkpoint, config), FakeTokenizer(VOCAB), config)
     policy = TakeAll(limit)
     if directory is not None:
-        head = find_eagle_head(checkpoint, dataclasses.replace(config, speculate=f"eagle:{directory}"), CONTEXT)
+        head = find_eagle_head(checkpoint, dataclasses.replace(config, speculate=f"eagle:{directory}"), CONTEXT, MEMORY)
         assert head is not None
         drafter = head.open(engine.executor, exact=False)
         drafter._min_confidence, drafter._max_branches = 1e-9, branches
@@ -237,7 +239,7 @@ def test_a_configuration_opens_the_drafter(random_head: Path) -> None:
     engine = Engine(NativeExecutor.load(target(), config), FakeTokenizer(VOCAB), config)
     with pytest.raises(UnsupportedError, match="eagle"):
         use_speculation(engine, config, FakeTokenizer(VOCAB))
-    head = find_eagle_head(target(), config, CONTEXT)
+    head = find_eagle_head(target(), config, CONTEXT, MEMORY)
     assert head is not None
     assert head.num_bytes > head.config.kv_memory_bytes > 0
     speculator = use_speculation(engine, config, FakeTokenizer(VOCAB), eagle_head=head)
@@ -261,7 +263,7 @@ def test_shared_embeddings_are_not_counted(random_head: Path, kind: str) -> None
     config = engine_config(
         shared.config, num_pages=32, rows=32, max_batch=4, context_length=CONTEXT, speculate=f"eagle:{random_head}"
     )
-    head = find_eagle_head(shared, config, CONTEXT)
+    head = find_eagle_head(shared, config, CONTEXT, MEMORY)
     assert head is not None
     drafter = head.open(NativeExecutor.load(shared, config), exact=False)
     assert isinstance(drafter._executor, NativeExecutor)
@@ -269,11 +271,28 @@ def test_shared_embeddings_are_not_counted(random_head: Path, kind: str) -> None
     assert head.num_bytes - (head.config.kv_memory_bytes or 0) == drafter._executor.weight_bytes + vectors
 
 
+def test_the_pool_of_a_head_is_bounded_by_the_memory(random_head: Path) -> None:
+    """All contexts that are used at a time where there is memory, a share of it where there is less, and always one."""
+
+    def pool(available_bytes: int, max_batch: int) -> float:
+        config = EngineConfig(speculate=f"eagle:{random_head}", max_batch=max_batch)
+        head = find_eagle_head(target(), config, 320, available_bytes)
+        assert head is not None
+        return (head.config.kv_memory_bytes or 0) / KVLayout.of(head.checkpoint.config, "f16").page_bytes
+
+    one = 320 // PAGE_TOKENS
+    page_bytes = KVLayout.of(tiny_config(num_layers=1), "f16").page_bytes
+    assert pool(MEMORY, 64) == 8 * one
+    assert pool(MEMORY, 3) == 3 * one
+    assert pool(8 * page_bytes * (one + 7), 64) == one + 7
+    assert pool(0, 64) == one
+
+
 def test_only_one_head_that_exists(random_head: Path, tmp_path: Path) -> None:
     two = EngineConfig(speculate=f"eagle:{random_head}+eagle:{tmp_path}")
     with pytest.raises(ParameterError, match="one eagle head"):
-        find_eagle_head(target(), two, CONTEXT)
+        find_eagle_head(target(), two, CONTEXT, MEMORY)
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        find_eagle_head(target(), EngineConfig(speculate=f"eagle:{tmp_path}"), CONTEXT)
-    assert find_eagle_head(target(), EngineConfig(speculate="suffix"), CONTEXT) is None
-    assert find_eagle_head(target(), EngineConfig(), CONTEXT) is None
+        find_eagle_head(target(), EngineConfig(speculate=f"eagle:{tmp_path}"), CONTEXT, MEMORY)
+    assert find_eagle_head(target(), EngineConfig(speculate="suffix"), CONTEXT, MEMORY) is None
+    assert find_eagle_head(target(), EngineConfig(), CONTEXT, MEMORY) is None

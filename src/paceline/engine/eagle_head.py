@@ -7,16 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from paceline.config import EngineConfig, parse_speculate
-from paceline.engine.memory import tensor_bytes, weight_bytes
+from paceline.engine.memory import draft_kv_bytes, tensor_bytes, weight_bytes
 from paceline.errors import ParameterError
 from paceline.executors.base import Executor
-from paceline.kv.layout import KVLayout, pages_for
+from paceline.kv.layout import KVLayout
 from paceline.speculate.eagle import EagleDrafter
 from paceline.weights.eagle_checkpoint import EMBEDDING, EagleCheckpoint
 from paceline.weights.raw import Checkpoint
-
-MAX_REQUESTS = 8
-"""Requests of a whole context that find room in the head's pool: shorter ones are more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +53,15 @@ class EagleHead:
 
 
 def find_eagle_head(
-    target: Checkpoint, config: EngineConfig, context_length: int, *, shares_embedding: bool = True
+    target: Checkpoint,
+    config: EngineConfig,
+    context_length: int,
+    available_bytes: int,
+    *,
+    shares_embedding: bool = True,
 ) -> EagleHead | None:
-    """The head that ``config.speculate`` names for ``target``, not loaded yet; None without one.
+    """The head that ``config.speculate`` names for ``target``, not loaded yet; None without one. Its
+    keys and values get a part of ``available_bytes``, but room for one whole context.
 
     Raises ``ParameterError`` for more than one, and what reading a head raises.
     """
@@ -68,12 +71,16 @@ def find_eagle_head(
     if len(names) > 1:
         raise ParameterError("speculate", config.speculate, "one eagle head")
     checkpoint = EagleCheckpoint(Path(names[0]), target)
-    page_bytes = KVLayout.of(checkpoint.config, config.kv_dtype).page_bytes
     own = dataclasses.replace(
         config,
         weights="int8",
         head_bits=None,
         context_length=context_length,
-        kv_memory_bytes=pages_for(context_length) * min(config.max_batch, MAX_REQUESTS) * page_bytes,
+        kv_memory_bytes=draft_kv_bytes(
+            KVLayout.of(checkpoint.config, config.kv_dtype).page_bytes,
+            context_length=context_length,
+            max_batch=config.max_batch,
+            available_bytes=available_bytes,
+        ),
     )
     return EagleHead(checkpoint, own, shares_embedding)

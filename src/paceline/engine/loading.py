@@ -62,7 +62,8 @@ def _load(
         config = replace(config, speculate="off" if executor.name == "reference" else "auto")
     available_bytes = executor.available_bytes(machine)
     draft_model = find_draft_model(checkpoint, config, context_length, available_bytes, executor)
-    eagle_head = find_eagle_head(checkpoint, config, context_length, shares_embedding=executor.name == "native")
+    shares_embedding = executor.name == "native"
+    eagle_head = find_eagle_head(checkpoint, config, context_length, available_bytes, shares_embedding=shares_embedding)
     draft_bytes = sum(part.num_bytes for part in (draft_model, eagle_head) if part is not None)
     memory = plan_memory(
         KVLayout.of(checkpoint.config, config.kv_dtype),

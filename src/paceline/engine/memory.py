@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 
 from paceline.config import EngineConfig, ModelConfig, WeightFormat
+from paceline.kv.layout import pages_for
 from paceline.weights.packed import NATIVE_FORMATS
 from paceline.weights.packing import is_matrix, matrix_shape, target_format
 from paceline.weights.raw import Checkpoint, TensorHeader
+
+DRAFT_KV_SHARE = 8
+"""Part of the available memory that a drafter's keys and values may take: one of so many."""
+
+FULL_CONTEXTS = 8
+"""More whole contexts than these are seldom used at a time."""
 
 
 def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
@@ -57,3 +64,11 @@ def workspace_bytes(model: ModelConfig, config: EngineConfig) -> int:
     if model.experts is not None:  # hidden values of every choice
         row += model.experts.num_experts + 2 * model.experts.num_chosen * model.experts.width
     return 5 * row * config.token_budget + 4 * model.vocab_size * config.max_outputs
+
+
+def draft_kv_bytes(page_bytes: int, *, context_length: int, max_batch: int, available_bytes: int) -> int:
+    """What keys and values of a drafter with pages of its own get: room for as many whole contexts as are used at a
+    time, within its share of the memory, but for one in any case."""
+    one = pages_for(context_length)
+    most = available_bytes // DRAFT_KV_SHARE // page_bytes
+    return max(one, min(most, one * min(max_batch, FULL_CONTEXTS))) * page_bytes

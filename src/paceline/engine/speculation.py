@@ -11,10 +11,10 @@ from paceline.engine.detokenize import TokenText
 from paceline.engine.eagle_head import EagleHead
 from paceline.engine.engine import Engine
 from paceline.engine.executor_choice import ExecutorChoice
-from paceline.engine.memory import workspace_bytes
+from paceline.engine.memory import draft_kv_bytes, workspace_bytes
 from paceline.errors import ParameterError, UnsupportedError
 from paceline.executors.base import Executor
-from paceline.kv.layout import KVLayout, pages_for
+from paceline.kv.layout import KVLayout
 from paceline.speculate.controller import Controller
 from paceline.speculate.cost import StepCost, measure_step_cost, still_holds
 from paceline.speculate.cost_memory import cost_key, load_step_cost, save_step_cost
@@ -27,12 +27,6 @@ from paceline.speculate.policy import FixedPolicy, Policy
 from paceline.speculate.speculator import Speculator
 from paceline.speculate.suffix import SuffixDrafter
 from paceline.weights.checkpoint import AnyCheckpoint
-
-DRAFT_KV_SHARE = 8
-"""Part of the available memory that a draft model's keys and values may take: one of so many."""
-
-FULL_CONTEXTS = 8
-"""More whole contexts than these are seldom used at a time."""
 
 NUM_ROWS_TO_KEEP = 16
 """A table of less was measured in a hurry, on a machine that was busy: it is not kept for the next start."""
@@ -88,15 +82,17 @@ def find_draft_model(
         return DraftModel(checkpoint, as_target, True, choice)
     draft = open_checkpoint(resolve_model(source))
     own_length = min(context_length, draft.config.context_length)
-    page_bytes = KVLayout.of(draft.config, config.kv_dtype).page_bytes
-    most = available_bytes // DRAFT_KV_SHARE // page_bytes
-    num_pages = max(pages_for(own_length), min(most, pages_for(own_length) * min(config.max_batch, FULL_CONTEXTS)))
     own = dataclasses.replace(
         config,
         weights="native",
         head_bits=None,
         context_length=own_length,
-        kv_memory_bytes=num_pages * page_bytes,
+        kv_memory_bytes=draft_kv_bytes(
+            KVLayout.of(draft.config, config.kv_dtype).page_bytes,
+            context_length=own_length,
+            max_batch=config.max_batch,
+            available_bytes=available_bytes,
+        ),
     )
     return DraftModel(draft, own, False, choice)
 
