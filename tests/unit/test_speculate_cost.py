@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from paceline.executors.base import StepPlan
 from paceline.speculate import cost_memory
-from paceline.speculate.cost import COARSE_FIRST, SHAPE_RATE, SIZES, StepCost, measure_step_cost, pooled, still_holds
+from paceline.speculate.cost import (
+    COARSE_FIRST,
+    NUM_CHECKS,
+    SHAPE_RATE,
+    SIZES,
+    StepCost,
+    measure_step_cost,
+    pooled,
+    still_holds,
+)
 from paceline.speculate.cost_memory import MAX_ENTRIES, cost_key, load_step_cost, save_step_cost
 
 TABLE = {1: 7.0, 2: 7.5, 4: 9.0, 8: 14.0, 16: 25.0, 32: 48.0, 64: 95.0}
@@ -161,8 +170,10 @@ def test_a_kept_table_is_compared_with_the_machine(
     machine = StepCost({n: t / 1000 for n, t in true.items()})
     executor = FormulaExecutor(machine.seconds)
     assert still_holds(cost, executor, clock=executor.clock) is agrees  # type: ignore[arg-type]
-    assert len(executor.log) < 16
-    assert (executor.log == []) == (cost.seconds(1) > 0.05)
+    if cost.seconds(1) > 0.05:
+        assert executor.log == []
+    else:  # one pass to warm up, then rounds of 1, 4 and 8 rows; the first pass of a size is slow, as is one in seven
+        assert len(executor.log) <= 10 if agrees else len(executor.log) == 1 + 3 * NUM_CHECKS
 
 
 def test_a_kept_table_is_compared_where_only_one_row_fits() -> None:
