@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +238,22 @@ def test_a_drawing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "plot.svg").read_text().startswith("<svg")
 
 
+def test_png_without_matplotlib_is_an_error_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [*(name for name in sys.modules if name.startswith("matplotlib")), "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with scripted_server(counted_words) as server:
+        assert bench(server.url, "--concurrency", "1", "--plot", "x.png") == 1
+        assert server.bodies == []
+    assert "paceline[eval]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--concurrency", "1", "--plot", "x.png"), "plot"),
+        (("--concurrency", "1", "--plot", "x.jpg"), "plot"),
+        (("--concurrency", "1", "--plot", "no/such/directory/x.svg"), "plot"),
         (("--rate", "0"), "rate"),
         (("--rate", "1", "--timeout", "0"), "timeout"),
         (("--rate", "1", "--temperature", "nan"), "temperature"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,15 @@ from paceline.measure.serving.client import Endpoint, conclude, note
 from paceline.measure.serving.exchange import LATENCIES, Exchange, Failure
 from paceline.measure.serving.figures import Limits, distribution_ms, figures, lateness_s
 from paceline.measure.serving.jobs import Job
-from paceline.measure.serving.plot import distribution_panel, draw, running_panel, throughput_panel, ticks
+from paceline.measure.serving.plot import (
+    Drawing,
+    distribution_panel,
+    draw_png,
+    draw_svg,
+    running_panel,
+    throughput_panel,
+    ticks,
+)
 from paceline.measure.serving.sse import EventParser
 
 # Latencies.
@@ -262,11 +272,21 @@ def test_panels_hold_the_values() -> None:
 def test_the_drawing_is_one_document_without_outside_parts() -> None:
     from xml.etree import ElementTree
 
-    drawing = draw([answered(0.0, [1.0, 2.0])], 0.0, 2.0, title="<model> & more", note="")
-    ElementTree.fromstring(drawing)
-    assert "&lt;model&gt; &amp; more" in drawing
-    assert drawing.count("http") == 1, "the name space"
-    ElementTree.fromstring(draw([], 0.0, 0.0, title="", note=""))
+    svg = draw_svg(Drawing.of([answered(0.0, [1.0, 2.0])], 0.0, 2.0, title="<model> & more", note=""))
+    ElementTree.fromstring(svg)
+    assert "&lt;model&gt; &amp; more" in svg
+    assert svg.count("http") == 1, "the name space"
+    ElementTree.fromstring(draw_svg(Drawing.of([], 0.0, 0.0, title="", note="")))
+
+
+def test_png_has_the_size_of_the_svg_at_twice_its_density(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for exchanges in ([answered(0.0, [1.0, 2.0]), answered(0.5, [1.5, 1.75, 4.0])], []):
+        drawing = Drawing.of(exchanges, 0.0, 4.0, title="$x^$", note="a $ in a note")
+        draw_png(drawing, tmp_path / "plot.png")
+        data = (tmp_path / "plot.png").read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert struct.unpack(">II", data[16:24]) == tuple(2 * side for side in drawing.size)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arguments import positive
 from paceline.cli.terminal import Progress, bold, dim, table
 from paceline.errors import ParameterError, UnsupportedError
+from paceline.measure.plot_file import check_plot_file
 
 if TYPE_CHECKING:
     from paceline.measure.serving.benchmark import Outcome, ServingBenchmark
@@ -53,14 +54,16 @@ def add_workload(workloads: Any) -> None:
         default="all",
         help="also name each latency as these tools do (default all)",
     )
-    output.add_argument("--plot", type=Path, metavar="FILE", help="draw distributions and the course: .html or .svg")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw distributions and the course: .html, .svg or .png"
+    )
     output.add_argument("--record", type=Path, metavar="FILE", help="append the JSON document to FILE")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Measures, prints, draws; 1 where no request succeeded or the server went away, 130 after Ctrl-C."""
-    if args.plot is not None and args.plot.suffix not in (".html", ".svg"):
-        raise ParameterError("plot", str(args.plot), "a file that ends in .html or .svg")
+    if args.plot is not None:
+        check_plot_file(args.plot)
     try:
         outcome = _measure(args)
     except ImportError as error:
@@ -267,11 +270,14 @@ def _key(path: Path | None) -> str | None:
 
 
 def _plot(path: Path, outcome: Outcome, document: Mapping[str, Any]) -> None:
-    from paceline.measure.serving.plot import draw
+    from paceline.measure.serving.plot import Drawing, draw_png, draw_svg
 
     title = f"{document['model']}: {document['rates']['output_tokens_per_s']:,.1f} output tokens a second"
-    drawing = draw(
-        outcome.run.exchanges, outcome.run.started_s, outcome.run.ended_s, title=title, note=_what_ran(document)
-    )
-    html = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>{drawing}'
-    path.write_text(html if path.suffix == ".html" else drawing, encoding="utf-8")
+    run = outcome.run
+    drawing = Drawing.of(run.exchanges, run.started_s, run.ended_s, title=title, note=_what_ran(document))
+    if path.suffix == ".png":
+        draw_png(drawing, path)
+        return
+    svg = draw_svg(drawing)
+    html = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>{svg}'
+    path.write_text(html if path.suffix == ".html" else svg, encoding="utf-8")

@@ -17,7 +17,7 @@ from paceline.cli import eval_tasks
 from paceline.cli.arguments import DEFAULT_MODEL, add_load_arguments, engine_config, positive
 from paceline.cli.session import fetch_model
 from paceline.cli.terminal import Progress, bold, dim, table
-from paceline.errors import ParameterError
+from paceline.measure.plot_file import check_plot_file
 
 if TYPE_CHECKING:
     from paceline.measure.quality.subject import Opened, Subject, Vocabulary
@@ -89,7 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Scores the models, draws, and prints the table; or runs tasks over them."""
     eval_tasks.check_arguments(args)
-    _check_plots(args.plot)
+    for path in args.plot:
+        check_plot_file(path)
     document = evaluate_models(args) if args.tasks is None else eval_tasks.evaluate_tasks(args)
     for path in args.plot:
         _plot(path, document)
@@ -165,19 +166,6 @@ def _plot(path: Path, document: Mapping[str, Any]) -> None:
     else:
         report = report_of(document)
         path.write_text(draw_page(chart, report.header, report.rows, report.notes), encoding="utf-8")
-
-
-def _check_plots(paths: Sequence[Path]) -> None:
-    """Before anything is computed."""
-    for path in paths:
-        if path.suffix not in (".png", ".html", ".svg"):
-            raise ParameterError("plot", str(path), "a file that ends in .png, .html or .svg")
-        if not path.parent.is_dir() or path.is_dir():
-            raise ParameterError("plot", str(path), "a file in a directory that exists")
-        if path.suffix == ".png":
-            from paceline.measure.quality.chart import require_matplotlib
-
-            require_matplotlib()
 
 
 def _open(args: argparse.Namespace, context: int) -> tuple[list[Opened], Opened | None]:

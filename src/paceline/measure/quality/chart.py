@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UnsupportedError
+from paceline.measure.plot_file import png_figure
 
 _SIZE = (720, 440)
 _MARGIN = (70, 84, 190, 54)
@@ -204,25 +204,10 @@ def draw_page(chart: Chart, header: Sequence[str], rows: Sequence[Sequence[str]]
     )
 
 
-def require_matplotlib() -> None:
-    """Raises ``UnsupportedError`` where matplotlib, which draws PNG, is not installed."""
-    try:
-        import matplotlib.backends.backend_agg  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{error}: matplotlib draws PNG; install it with `pip install paceline[eval]`, or ask for .html or .svg"
-        ) from error
-
-
 def draw_png(chart: Chart, path: Path) -> None:
     """Writes the chart as PNG. Raises ``UnsupportedError`` without matplotlib."""
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     width, height = _SIZE
-    figure = Figure(figsize=(width / 100, height / 100), dpi=200)
-    FigureCanvasAgg(figure)
+    figure = png_figure(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, width)

@@ -1,4 +1,4 @@
-"""Draws what a load found as one SVG: how latencies are distributed, and tokens a second and requests over time."""
+"""Draws what a load found, as SVG or PNG: how latencies are distributed, tokens a second and requests over time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.measure.plot_file import png_figure
 from paceline.measure.serving.exchange import LATENCIES, Exchange
 
 _PANEL = (360, 230)
@@ -46,30 +49,87 @@ class Panel:
     is_stepped: bool = False
 
 
-def draw(exchanges: Sequence[Exchange], started_s: float, ended_s: float, *, title: str, note: str) -> str:
-    """The SVG document of a run between two times of the exchanges' clock."""
-    answered = [one for one in exchanges if one.succeeded]
-    panels = [
-        distribution_panel(latency.title, [value_s for one in answered for value_s in latency.values_s(one)])
-        for key, latency in LATENCIES.items()
-        if key != "tpot_with_ttft"
-    ]
-    wall_s = max(ended_s - started_s, 1e-9)
-    panels += [throughput_panel(answered, started_s, wall_s), running_panel(exchanges, started_s, wall_s)]
-    rows = math.ceil(len(panels) / _COLUMNS)
-    width = _MARGIN[0] + _COLUMNS * (_PANEL[0] + _GAP[0])
-    height = _MARGIN[1] + rows * (_PANEL[1] + _GAP[1])
+@dataclass(frozen=True)
+class Drawing:
+    """Panels in rows of three, under a title and a note."""
+
+    title: str
+    note: str
+    panels: Sequence[Panel]
+
+    @classmethod
+    def of(cls, exchanges: Sequence[Exchange], started_s: float, ended_s: float, *, title: str, note: str) -> Drawing:
+        """A run between two times of the exchanges' clock."""
+        answered = [one for one in exchanges if one.succeeded]
+        panels = [
+            distribution_panel(latency.title, [value_s for one in answered for value_s in latency.values_s(one)])
+            for key, latency in LATENCIES.items()
+            if key != "tpot_with_ttft"
+        ]
+        wall_s = max(ended_s - started_s, 1e-9)
+        panels += [throughput_panel(answered, started_s, wall_s), running_panel(exchanges, started_s, wall_s)]
+        return cls(title, note, panels)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        rows = math.ceil(len(self.panels) / _COLUMNS)
+        return _MARGIN[0] + _COLUMNS * (_PANEL[0] + _GAP[0]), _MARGIN[1] + rows * (_PANEL[1] + _GAP[1])
+
+    def corner(self, at: int) -> tuple[int, int]:
+        """The left and the top of a panel's curve."""
+        row, column = divmod(at, _COLUMNS)
+        return _MARGIN[0] + column * (_PANEL[0] + _GAP[0]), _MARGIN[1] + row * (_PANEL[1] + _GAP[1])
+
+
+def draw_svg(drawing: Drawing) -> str:
+    """The SVG document."""
+    width, height = drawing.size
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
         f"<style>{_STYLE}</style>",
-        f'<text class="heading" x="{_MARGIN[0]}" y="30">{escape(title)}</text>',
-        f'<text class="faint" x="{_MARGIN[0]}" y="50">{escape(note)}</text>',
+        f'<text class="heading" x="{_MARGIN[0]}" y="30">{escape(drawing.title)}</text>',
+        f'<text class="faint" x="{_MARGIN[0]}" y="50">{escape(drawing.note)}</text>',
     ]
-    for at, panel in enumerate(panels):
-        left = _MARGIN[0] + at % _COLUMNS * (_PANEL[0] + _GAP[0])
-        top = _MARGIN[1] + at // _COLUMNS * (_PANEL[1] + _GAP[1])
+    for at, panel in enumerate(drawing.panels):
+        left, top = drawing.corner(at)
         drawn.append(f'<g transform="translate({left} {top})">{_drawn(panel)}</g>')
     return "\n".join([*drawn, "</svg>"])
+
+
+def draw_png(drawing: Drawing, path: Path) -> None:
+    """Writes the drawing as PNG, as it looks in a light SVG. Raises ``UnsupportedError`` without matplotlib."""
+    width, height = drawing.size
+    figure = png_figure(width, height)
+    faint: dict[str, Any] = {
+        "color": "#777777",
+        "fontsize": 8.0,
+        "parse_math": False,
+    }  # a dollar in a name begins no formula
+    figure.text(_MARGIN[0] / width, 1 - 30 / height, drawing.title, fontsize=11.5, fontweight="bold", parse_math=False)
+    figure.text(_MARGIN[0] / width, 1 - 50 / height, drawing.note, **faint)
+    for at, panel in enumerate(drawing.panels):
+        left, top = drawing.corner(at)
+        box = (left / width, 1 - (top + _PANEL[1]) / height, _PANEL[0] / width, _PANEL[1] / height)
+        axes = figure.add_axes(box, frameon=False)
+        axes.set_title(panel.title, loc="left", fontsize=8.2, fontweight="bold")
+        if not panel.x:
+            axes.set_axis_off()
+            axes.text(0, 0.9, "no values", transform=axes.transAxes, **faint)
+            continue
+        x_ticks, y_ticks = ticks(max(panel.x)), ticks(panel.y_max or max(panel.y))
+        axes.set_xlim(0, x_ticks[-1])
+        axes.set_ylim(0, y_ticks[-1])
+        axes.set_xticks(x_ticks, [f"{tick:g}" for tick in x_ticks[:-1]] + [f"{x_ticks[-1]:g} {panel.x_unit}"])
+        axes.set_yticks(y_ticks, [f"{tick:g}" for tick in y_ticks])
+        axes.tick_params(length=0, labelsize=8, labelcolor="#777777")
+        axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)
+        axes.plot(panel.x, panel.y, color="#2563a8", drawstyle="steps-post" if panel.is_stepped else "default")
+        for x, _ in panel.marks:
+            axes.axvline(x, color="#c2571a", linewidth=0.8, linestyle="--")
+        if panel.marks:
+            axes.set_title(_marks_text(panel), loc="right", **faint)
+    figure.savefig(path)
 
 
 def distribution_panel(title: str, values_s: Sequence[float]) -> Panel:
@@ -132,9 +192,12 @@ def _drawn(panel: Panel) -> str:
     parts += [f'<path class="mark" d="M{x * x_scale:.1f} 0V{height}"/>' for x, _ in panel.marks]
     if panel.marks:
         # Above the panel and not beside the lines, which may lie close together.
-        shown = " · ".join(f"{label} {x:,.1f}" for x, label in panel.marks)
-        parts.append(f'<text class="faint end" x="{width}" y="-12">{shown}</text>')
+        parts.append(f'<text class="faint end" x="{width}" y="-12">{_marks_text(panel)}</text>')
     return "".join(parts)
+
+
+def _marks_text(panel: Panel) -> str:
+    return " · ".join(f"{label} {x:,.1f}" for x, label in panel.marks)
 
 
 def ticks(largest: float) -> list[float]:
