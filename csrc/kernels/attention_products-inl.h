@@ -42,7 +42,7 @@ struct Int8Terms {
 // independent chains of multiply-adds to hide their latency, few enough for the registers.
 #if defined(PL_SIMD_AVX512)
 constexpr int kBlockRows = 12;
-constexpr int kRowsOfTwoBlocks = 6;
+constexpr int kRowsOfTwoBlocks = 12;
 #elif defined(PL_SIMD_AVX2)
 constexpr int kBlockRows = 6;
 constexpr int kRowsOfTwoBlocks = 2;
