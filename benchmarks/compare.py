@@ -266,6 +266,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="rounds after a warm-up (default 5)")
     parser.add_argument("--threads", type=int, metavar="N", help="of every engine (default: what Paceline detects)")
     parser.add_argument("--weights", help="of Paceline; the peers keep the file's")
+    parser.add_argument("--speculate", default="off", help="drafts of Paceline; the peers have none (default: off)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of Transformers")
     parser.add_argument("--shrink", type=int, default=1, metavar="N", help="divide all sizes, to try the program out")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append the JSON document to this file too")
@@ -309,7 +310,9 @@ def prepare(args: argparse.Namespace) -> Comparison:
             continue
         command = [sys.executable, str(WORKER), base, str(model), "--threads", str(threads), "--dtype", args.dtype]
         command += ["--isa", isa] if isa else []
-        command += ["--weights", args.weights] if args.weights and base == "paceline" else []
+        if base == "paceline":
+            command += ["--speculate", args.speculate]
+            command += ["--weights", args.weights] if args.weights else []
         comparison.names.append(name)
         comparison.commands[name] = command
     return comparison

@@ -47,7 +47,7 @@ class Paceline:
         import paceline
         from paceline.llm import LLM
 
-        fields = {"isa": args.isa, "weights": args.weights}
+        fields = {"isa": args.isa, "weights": args.weights, "speculate": args.speculate}
         self._llm = LLM(
             str(args.model),
             num_threads=args.threads,
@@ -310,7 +310,7 @@ def once(args: argparse.Namespace, results: Any) -> None:
 
         sys.stdout = results  # the command's first piece of text is what a person waits for
         options = ["--threads", str(args.threads)]
-        for flag in ("isa", "weights"):
+        for flag in ("isa", "weights", "speculate"):
             options += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
         limit = ["--max-tokens", str(job["num_new"]), "--ignore-eos"]
         status = main(["run", str(args.model), "--raw", "-p", job["text"], *limit, *options])
@@ -343,6 +343,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--isa")
     parser.add_argument("--weights")
+    parser.add_argument("--speculate", default="off")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--once", action="store_true")
     args = parser.parse_args()

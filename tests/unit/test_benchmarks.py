@@ -322,6 +322,19 @@ def test_unknown_choices_are_refused(arguments: list[str]) -> None:
         compare.parse(arguments)
 
 
+@pytest.mark.parametrize(("asked", "speculation"), [([], "off"), (["--speculate", "suffix"], "suffix")])
+def test_paceline_drafts_beside_other_engines_only_where_asked(
+    tmp_path: Path, asked: list[str], speculation: str
+) -> None:
+    model = write(tmp_path, "Q4_0")
+    run = compare.prepare(compare.parse(["--model", str(model), "--engines", "paceline", "--threads", "1", *asked]))
+    command = run.commands["paceline"]
+    assert command[command.index("--speculate") + 1] == speculation
+    fields = dict(zip(("isa", "weights", "dtype"), (None, None, "float32"), strict=True))
+    args = argparse.Namespace(engine="paceline", model=model, threads=1, speculate=speculation, **fields)
+    assert engines.Paceline(args).path["speculation"] == speculation
+
+
 def test_a_short_answer_is_no_result() -> None:
     class Short:
         version, path = "", {}
