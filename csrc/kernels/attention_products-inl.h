@@ -38,8 +38,8 @@ struct Int8Terms {
   static inline Sum add(I16x32 b, I16x32 a, Sum sum) { return add_products(b, a, sum); }
 };
 
-// Query rows that share one pass over keys or values, and how many blocks of 16 lanes such a pass takes when there are fewer rows: enough
-// independent chains of multiply-adds to hide their latency, few enough for the registers.
+// Query rows that share one pass over keys or values, and up to how many rows such a pass takes two blocks of 16 lanes: enough independent
+// chains of multiply-adds to hide their latency, few enough for the registers.
 #if defined(PL_SIMD_AVX512)
 constexpr int kBlockRows = 12;
 constexpr int kRowsOfTwoBlocks = 12;
